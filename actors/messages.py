@@ -1,0 +1,286 @@
+"""What crosses between processes, and nothing else: frozen dataclasses and flat numpy arrays.
+
+A *batch* is some samples for one engine. Its states travel as *segments*: flat 1-D arrays of the layout's
+storage dtype, at most `SEGMENT_BYTES` each, that hold *pieces* one after another. A piece is [K, rows, H] in C
+order for rows ``token_start .. token_start + rows`` of one sample. How a batch falls into segments follows from
+its lengths alone (`plan_segments`), so sender and receiver need no header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from storage.layout import Layout
+
+SEGMENT_BYTES = 256 << 20
+"""Largest segment. Ray allocates a call's return value whole, and one call should stay under a tenth of the
+object store."""
+
+
+@dataclass(frozen=True)
+class SampleRef:
+    """One attempt at one prepared row.
+
+    Attributes:
+        row: index of the prepared row.
+        attempt: attempt number, from 1; a result with another number is stale and refused.
+        tokens: T, rows of states that must come back.
+    """
+
+    row: int
+    attempt: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one sample inside a segment.
+
+    Attributes:
+        sample: position of the sample in its batch.
+        token_start: first token; a multiple of the layout's chunk_rows.
+        rows: tokens.
+    """
+
+    sample: int
+    token_start: int
+    rows: int
+
+
+Segment = tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples that one engine prefills together.
+
+    Attributes:
+        batch_id: unique in the run's life, across coordinators.
+        samples: the attempts.
+        segments: how their states fall into segments.
+    """
+
+    batch_id: str
+    samples: tuple[SampleRef, ...]
+    segments: tuple[Segment, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all samples."""
+        return sum(s.tokens for s in self.samples)
+
+
+FailureKind = Literal["bad_states", "row_mismatch", "too_long", "engine", "other"]
+
+
+@dataclass(frozen=True)
+class SampleFailure:
+    """Why an attempt gave no states.
+
+    Attributes:
+        kind: the class of the failure; ``too_long`` means skip, never retry.
+        reason: one line for a person.
+    """
+
+    kind: FailureKind
+    reason: str
+
+
+@dataclass(frozen=True)
+class SampleOutcome:
+    """What became of one attempt inside an engine; no failure means all its pieces are good."""
+
+    row: int
+    attempt: int
+    failure: SampleFailure | None = None
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """What an engine says of a batch once every segment of it is ready.
+
+    Attributes:
+        outcomes: one for each sample, in the batch's order.
+        prefill_s: from handing the batch to the engine until the engine answered.
+        drain_s: from then until the last segment was ready.
+    """
+
+    batch_id: str
+    engine: str
+    outcomes: tuple[SampleOutcome, ...]
+    prefill_s: float
+    drain_s: float
+
+
+@dataclass(frozen=True)
+class SealedShard:
+    """A committed shard: its manifest is in place.
+
+    Attributes:
+        rows: prepared rows that are committed by it.
+        stored_bytes: bytes of its objects.
+    """
+
+    shard: int
+    writer: str
+    rows: tuple[int, ...]
+    stored_bytes: int
+
+
+@dataclass(frozen=True)
+class WriteAck:
+    """A writer's answer: which samples it now holds, and which shards it sealed since its last answer.
+
+    Attributes:
+        written: rows of this batch whose bytes have left the object store; not safe yet.
+        sealed: shards committed meanwhile, whichever batches they hold.
+        failed: rows of this batch that couldn't be taken, with the reason.
+    """
+
+    written: tuple[int, ...] = ()
+    sealed: tuple[SealedShard, ...] = ()
+    failed: tuple[SampleOutcome, ...] = ()
+
+
+@dataclass(frozen=True)
+class CaptureSpec:
+    """What to capture, resolved against the model.
+
+    Attributes:
+        boundaries: boundaries below N, ascending.
+        final: boundary N, before the final norm.
+        final_normed: after the final norm.
+        num_layers: N, decoder layers.
+        layout: geometry; its states are boundaries, then final, then final_normed.
+    """
+
+    boundaries: tuple[int, ...]
+    final: bool
+    final_normed: bool
+    num_layers: int
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """How to start one engine.
+
+    Attributes:
+        name: `engine-0`; also the actor's name.
+        kind: `sglang`, or `synthetic`.
+        dump_url: where prompts/ is read.
+        run_id: part of every request id.
+        model_path: local directory.
+        dtype: bfloat16, float16, float32.
+        gpus: GPUs of this engine; 0 runs on the CPU.
+        replicas: data-parallel replicas inside the engine.
+        server_args: further SGLang arguments, checked against the refusals.
+        capture: what to capture.
+        ring_bytes: size of each replica's ring.
+        log_dir: where the engine's processes keep their full logs.
+        load_timeout_s: longest time from construction to the end of the start-up proof.
+        stall_timeout_s: longest time without any progress while requests are in flight.
+    """
+
+    name: str
+    kind: Literal["sglang", "synthetic"]
+    dump_url: str
+    run_id: str
+    model_path: str
+    dtype: str
+    gpus: int
+    replicas: int
+    trust_remote_code: bool
+    capture: CaptureSpec
+    ring_bytes: int
+    log_dir: str
+    load_timeout_s: float
+    stall_timeout_s: float
+    server_args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What a started engine says of itself.
+
+    Attributes:
+        node_id: Ray's id of its node.
+        process_ids: of the engine's scheduler processes.
+        max_sample_tokens: longest sample that its KV pool takes.
+        capture_report: the start-up proof, as stored in capture_report.json.
+    """
+
+    name: str
+    node_id: str
+    hostname: str
+    actor_pid: int
+    process_ids: tuple[int, ...]
+    max_sample_tokens: int
+    engine_version: str
+    capture_report: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class WriterSpec:
+    """How one writer works.
+
+    Attributes:
+        shard_bytes: a shard is sealed when its states reach this.
+        shard_age_s: a shard is sealed when it has been open this long.
+        idle_s: a shard is sealed when nothing was put for this long.
+    """
+
+    name: str
+    dump_url: str
+    run_id: str
+    shard_bytes: int
+    shard_age_s: float
+    idle_s: float
+
+
+@dataclass(frozen=True)
+class WriterInfo:
+    """What a started writer says of itself."""
+
+    name: str
+    node_id: str
+    hostname: str
+    actor_pid: int
+
+
+def plan_segments(
+    tokens: Sequence[int], layout: Layout, max_bytes: int = SEGMENT_BYTES
+) -> tuple[Segment, ...]:
+    """How samples of the given lengths fall into segments of at most ``max_bytes``.
+
+    A sample is cut only at multiples of ``layout.chunk_rows``, so that each piece starts on an inner chunk.
+
+    Raises:
+        ValueError: ``max_bytes`` doesn't hold one inner chunk of every state.
+    """
+    step = layout.chunk_rows
+    max_rows = max_bytes // (layout.bytes_per_token * step) * step
+    if max_rows == 0:
+        need = layout.bytes_per_token * step
+        raise ValueError(f"a segment of {max_bytes} bytes can't hold {step} rows of {need} bytes")
+    segments: list[Segment] = []
+    pieces: list[Piece] = []
+    room = max_rows
+    for i, length in enumerate(tokens):
+        start = 0
+        while start < length:
+            rows = min(length - start, room)
+            if rows < length - start:
+                rows = rows // step * step
+            if rows == 0:
+                segments.append(tuple(pieces))
+                pieces, room = [], max_rows
+                continue
+            pieces.append(Piece(i, start, rows))
+            start += rows
+            room -= rows
+    if pieces:
+        segments.append(tuple(pieces))
+    return tuple(segments)

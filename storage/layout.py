@@ -1,0 +1,242 @@
+"""Where every byte of a dump is: geometry, the zarr v3 metadata and the shard index. Pure, no I/O.
+
+Shape legend: S shard rows, C inner chunk rows, K states, H hidden size, T a sample's tokens (= rows).
+
+The format is zarr v3's ``sharding_indexed`` codec (zarr-specs, ZEP 2): inner chunks in any order, then an
+index of two little-endian u64 (offset, length) for each inner chunk in C order over the shard's chunk grid,
+both 2**64-1 where a chunk is missing, then the crc32c of the index as a little-endian u32.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import google_crc32c
+import numpy as np
+
+State = int | Literal["final", "final_normed"]
+"""A captured state: boundary b (the residual stream after b decoder layers), ``"final"`` (boundary N, before
+the final norm) or ``"final_normed"`` (what lm_head reads)."""
+
+MISSING = (1 << 64) - 1
+STORED_AS: Mapping[str, str] = {"bfloat16": "uint16", "float16": "uint16", "float32": "uint32"}
+"""Element type as the model computed it -> the unsigned integer whose bits are stored (zarr-python has no
+bfloat16; one rule for all is simpler than an exception)."""
+TOKEN_COLUMNS: Mapping[str, str] = {"token_ids": "int32", "loss_mask": "uint8"}
+"""Per-token arrays beside the states, each under ``tokens/`` in the same slots, with their dtypes."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Geometry of one dump; fixed when the dump is made.
+
+    Attributes:
+        states: captured states in stored order: boundaries ascending, then final, then final_normed.
+        hidden_size: H, elements per state and token.
+        dtype: element type of the states as the model computed them; a key of `STORED_AS`.
+        chunk_rows: C, rows of an inner chunk; a sample takes ceil(T / C) consecutive slots.
+        shard_rows: S, rows of a shard; a multiple of C, at least the longest sample.
+    """
+
+    states: tuple[State, ...]
+    hidden_size: int
+    dtype: str = "bfloat16"
+    chunk_rows: int = 32
+    shard_rows: int = 16_384
+
+    def __post_init__(self) -> None:
+        if not self.states:
+            raise ValueError("a dump needs at least one state")
+        if self.dtype not in STORED_AS:
+            raise ValueError(f"states can be stored as {', '.join(STORED_AS)}, not {self.dtype}")
+        if self.shard_rows % self.chunk_rows or self.shard_rows <= 0:
+            raise ValueError(f"shard_rows {self.shard_rows} isn't a multiple of chunk_rows {self.chunk_rows}")
+
+    @property
+    def num_states(self) -> int:
+        """K."""
+        return len(self.states)
+
+    @property
+    def storage_dtype(self) -> np.dtype[Any]:
+        """Unsigned integer type of the same width that holds the elements' bits."""
+        return np.dtype(STORED_AS[self.dtype])
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.storage_dtype.itemsize
+
+    @property
+    def bytes_per_token(self) -> int:
+        """K x H x itemsize: the invariant that every dump checks."""
+        return self.num_states * self.hidden_size * self.itemsize
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of one inner chunk [C, 1, H]."""
+        return self.chunk_rows * self.hidden_size * self.itemsize
+
+    @property
+    def shard_slots(self) -> int:
+        """Inner chunks along the token axis of one shard."""
+        return self.shard_rows // self.chunk_rows
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of a shard's index with its checksum."""
+        return self.shard_slots * self.num_states * 16 + 4
+
+    def slots(self, rows: int) -> int:
+        """Slots that a sample of ``rows`` tokens takes: ceil(rows / C)."""
+        return -(-rows // self.chunk_rows)
+
+    def sample_bytes(self, rows: int) -> int:
+        """Bytes that a sample takes inside a shard, padding included."""
+        return self.slots(rows) * self.num_states * self.chunk_bytes
+
+    def state_index(self, state: State) -> int:
+        """Position of ``state`` along K.
+
+        Raises:
+            KeyError: the dump doesn't hold it; the message lists what it holds.
+        """
+        try:
+            return self.states.index(state)
+        except ValueError:
+            held = ", ".join(str(s) for s in self.states)
+            raise KeyError(f"this dump holds the states {held}; {state!r} isn't among them") from None
+
+    def run_offset(self, sample_offset: int, slots: int, k: int, row: int) -> int:
+        """Byte offset in the shard of row ``row`` (a multiple of C, or any row) of state ``k`` of a sample.
+
+        Args:
+            sample_offset: byte offset of the sample in its shard.
+            slots: slots of that sample.
+            k: position of the state along K.
+            row: row within the sample.
+        """
+        row_bytes = self.hidden_size * self.itemsize
+        return sample_offset + k * slots * self.chunk_bytes + row * row_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form, as stored in the root group's attributes."""
+        return {
+            "states": list(self.states),
+            "hidden_size": self.hidden_size,
+            "dtype": self.dtype,
+            "chunk_rows": self.chunk_rows,
+            "shard_rows": self.shard_rows,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Layout:
+        """Inverse of `to_json`."""
+        return cls(
+            states=tuple(data["states"]),
+            hidden_size=int(data["hidden_size"]),
+            dtype=str(data["dtype"]),
+            chunk_rows=int(data["chunk_rows"]),
+            shard_rows=int(data["shard_rows"]),
+        )
+
+
+def shard_rows_for(longest_rows: int, chunk_rows: int = 32, default: int = 16_384) -> int:
+    """S for a run whose longest sample has ``longest_rows`` tokens: the default, doubled until it fits."""
+    rows = default
+    while rows < longest_rows:
+        rows *= 2
+    return -(-rows // chunk_rows) * chunk_rows
+
+
+class ShardIndex:
+    """The index of one shard while it is being written."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._entries = np.full((layout.shard_slots, layout.num_states, 2), MISSING, dtype="<u8")
+
+    def add(self, first_slot: int, slots: int, offset: int) -> None:
+        """Records a sample whose bytes start at ``offset``: state-major, each state's slots contiguous."""
+        lay = self._layout
+        if not np.all(self._entries[first_slot : first_slot + slots] == MISSING):
+            raise ValueError(f"slots {first_slot}..{first_slot + slots - 1} are already taken")
+        starts = offset + np.arange(lay.num_states * slots, dtype="<u8") * np.uint64(lay.chunk_bytes)
+        self._entries[first_slot : first_slot + slots, :, 0] = starts.reshape(lay.num_states, slots).T
+        self._entries[first_slot : first_slot + slots, :, 1] = lay.chunk_bytes
+
+    def to_bytes(self) -> bytes:
+        """The index as it stands at the end of a shard object, crc32c included."""
+        body = self._entries.tobytes()
+        return body + struct.pack("<I", google_crc32c.value(body))
+
+
+def hidden_array_metadata(layout: Layout, shards: int) -> dict[str, Any]:
+    """``hidden/zarr.json``: unsigned bits [shards * S, K, H], shard (S, K, H), inner chunk (C, 1, H)."""
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [shards * layout.shard_rows, layout.num_states, layout.hidden_size],
+        "data_type": STORED_AS[layout.dtype],
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": [layout.shard_rows, layout.num_states, layout.hidden_size]},
+        },
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": 0,
+        "codecs": [
+            {
+                "name": "sharding_indexed",
+                "configuration": {
+                    "chunk_shape": [layout.chunk_rows, 1, layout.hidden_size],
+                    "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+                    "index_codecs": [
+                        {"name": "bytes", "configuration": {"endian": "little"}},
+                        {"name": "crc32c"},
+                    ],
+                    "index_location": "end",
+                },
+            }
+        ],
+        "dimension_names": ["slot", "state", "hidden"],
+        "attributes": {"element_type": layout.dtype, "states": list(layout.states)},
+    }
+
+
+def token_array_metadata(layout: Layout, column: str, shards: int) -> dict[str, Any]:
+    """``tokens/<column>/zarr.json``: one value a slot, one chunk a shard, uncompressed."""
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [shards * layout.shard_rows],
+        "data_type": TOKEN_COLUMNS[column],
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [layout.shard_rows]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": 0,
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+        "dimension_names": ["slot"],
+        "attributes": {},
+    }
+
+
+def hidden_key(shard: int) -> str:
+    """Path of a shard's states inside the dump."""
+    return f"hidden/c/{shard}/0/0"
+
+
+def token_key(column: str, shard: int) -> str:
+    """Path of a shard's token column inside the dump."""
+    return f"tokens/{column}/c/{shard}"
+
+
+def manifest_key(shard: int) -> str:
+    """Path of a shard's manifest inside the dump."""
+    return f"manifest/{shard}.json"
+
+
+def claim_key(shard: int) -> str:
+    """Path of a shard's claim inside the dump."""
+    return f"claims/{shard}.json"
