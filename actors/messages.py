@@ -170,7 +170,7 @@ class EngineSpec:
     Attributes:
         name: `engine-0`; also the actor's name.
         kind: `sglang`, or `synthetic`.
-        dump_url: where prompts/ is read.
+        prompts_url: folder that holds prompts/: the dump, or a copy of its prompts on this node.
         run_id: part of every request id.
         model_path: local directory.
         dtype: bfloat16, float16, float32.
@@ -186,7 +186,7 @@ class EngineSpec:
 
     name: str
     kind: Literal["sglang", "synthetic"]
-    dump_url: str
+    prompts_url: str
     run_id: str
     model_path: str
     dtype: str

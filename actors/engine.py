@@ -1,0 +1,123 @@
+"""An engine: one SGLang server inside one Ray actor on one node.
+
+The actor itself holds no model and no CUDA context: SGLang's processes do. It hands batches over, gives their
+segments out as return values (a call's return values are owned by the caller and outlive this process), and
+exits hard when its engine is dead, since a live actor round a dead engine would fail every batch that comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from typing import Any
+
+import numpy as np
+import ray
+
+from actors.capture.session import CaptureJob, CaptureSession
+from actors.messages import Batch, BatchRecord, EngineInfo, EngineSpec
+from storage.errors import EngineDead
+from storage.files import Store
+from storage.prompts import PromptTable
+
+logger = logging.getLogger(__name__)
+
+_ALIVE_EVERY_S = 1.0
+
+
+class EngineActor:
+    """Asynchronous actor; created by the driver, named ``engine-0``, ``engine-1``, ..."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._session = CaptureSession(spec)
+        self._jobs: dict[str, asyncio.Future[CaptureJob]] = {}
+        self._unread: dict[str, int] = {}
+        self._watch: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"{self._spec.name} @ {socket.gethostname()}"
+
+    async def start(self) -> EngineInfo:
+        """Loads the model and proves the capture; answers when the engine may get work.
+
+        Raises:
+            ProofFailed: captured states would be wrong.
+            CaptureRefused: the model or a flag isn't accepted.
+            EngineDead: SGLang didn't come up.
+        """
+        info = await asyncio.wrap_future(self._session.start())
+        self._prompts = PromptTable(Store(self._spec.prompts_url))
+        self._watch = asyncio.create_task(self._exit_when_dead())
+        return EngineInfo(
+            name=self._spec.name,
+            node_id=ray.get_runtime_context().get_node_id(),
+            hostname=socket.gethostname(),
+            actor_pid=os.getpid(),
+            process_ids=info.process_ids,
+            max_sample_tokens=info.max_sample_tokens,
+            engine_version=info.engine_version,
+            capture_report=info.capture_report,
+        )
+
+    async def capture(self, batch: Batch) -> BatchRecord:
+        """Prefills a batch; answers when every segment of it is ready.
+
+        The record is small; the states are fetched with `segment`, which may be called before, meanwhile or
+        after, exactly once for each segment.
+        """
+        tokens = [self._prompts.load(s.row).token_ids for s in batch.samples]
+        job = self._session.submit(batch, tokens)
+        self._job(batch.batch_id).set_result(job)
+        return await asyncio.wrap_future(job.record())
+
+    async def segment(self, batch_id: str, index: int) -> np.ndarray[Any, Any]:
+        """One segment of a batch as soon as its rows are there.
+
+        Returns:
+            Flat array of the layout's storage dtype, [sum of K x rows x H]; empty when all its samples failed.
+        """
+        job = await self._job(batch_id)
+        array = await asyncio.wrap_future(job.segment(index))
+        left = self._unread.setdefault(batch_id, job.num_segments) - 1
+        self._unread[batch_id] = left
+        if left == 0:
+            del self._unread[batch_id], self._jobs[batch_id]
+        return array
+
+    async def ping(self) -> int:
+        """A counter that moves whenever the engine makes progress."""
+        return self._session.progress()
+
+    async def abort_all(self) -> None:
+        """Gives up everything in flight; for a coordinator that replaces another."""
+        self._session.abort_all()
+        for job in self._jobs.values():
+            job.cancel()
+        self._jobs.clear()
+        self._unread.clear()
+
+    async def shutdown(self) -> None:
+        """Ends SGLang's processes."""
+        if self._watch is not None:
+            self._watch.cancel()
+        await asyncio.to_thread(self._session.shutdown)
+
+    def _job(self, batch_id: str) -> asyncio.Future[CaptureJob]:
+        if batch_id not in self._jobs:
+            self._jobs[batch_id] = asyncio.get_running_loop().create_future()
+        return self._jobs[batch_id]
+
+    async def _exit_when_dead(self) -> None:
+        while True:
+            await asyncio.sleep(_ALIVE_EVERY_S)
+            try:
+                self._session.check_alive()
+            except EngineDead as error:
+                logger.error("%s: %s; exiting so that it is replaced", self._spec.name, error)
+                logging.shutdown()
+                sys.stderr.flush()
+                os._exit(1)

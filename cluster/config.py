@@ -1,0 +1,260 @@
+"""RUN.yaml as a frozen tree. Read once at the edge; everything below gets values, never this tree.
+
+Each field says what it is, with its unit and bounds; unknown keys are refused. ``--set a.b=value`` overrides
+are applied to the YAML before it is checked, so an override is checked like the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import fsspec
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from storage.errors import ConfigError
+
+_MIB = 1 << 20
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ModelConfig(_Section):
+    """The model whose states are collected."""
+
+    path: str = Field(min_length=1)
+    """Local folder with config.json and weights, or a Hugging Face hub id."""
+    revision: str | None = None
+    """Hub revision (branch, tag or commit); only for a hub id."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. It runs on every node as you: see docs/security.md."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Type the model computes in, and of the stored states."""
+
+
+class CaptureConfig(_Section):
+    """Which states are kept. Boundary b is the residual stream after b decoder layers."""
+
+    boundaries: Literal["eagle3"] | tuple[Annotated[int, Field(ge=0)], ...] = "eagle3"
+    """Boundaries 0..N, ascending or not; N means the same as `final: true`. `eagle3` is {2, N//2, N-3}."""
+    final: bool = False
+    """Boundary N, before the final norm: what speculators trains on."""
+    final_normed: bool = True
+    """After the final norm, what lm_head reads: what SpecForge and EAGLE train on."""
+
+    @model_validator(mode="after")
+    def _something(self) -> CaptureConfig:
+        if not (self.boundaries or self.final or self.final_normed):
+            raise ValueError("nothing to capture: give boundaries, final or final_normed")
+        if self.boundaries != "eagle3" and len(set(self.boundaries)) != len(self.boundaries):
+            raise ValueError(f"boundaries {list(self.boundaries)} name one boundary twice")
+        return self
+
+
+class Markers(_Section):
+    """Loss mask by marker strings in the rendered text."""
+
+    start: str = Field(min_length=1)
+    """Text that an assistant turn starts with; not supervised itself."""
+    end: str = Field(min_length=1)
+    """Text that ends an assistant turn; supervised, since the drafter has to propose it."""
+
+
+class MarkersPolicy(_Section):
+    """`loss_mask: {markers: {start: ..., end: ...}}`."""
+
+    markers: Markers
+    """The two strings."""
+
+
+class PromptsConfig(_Section):
+    """The input rows."""
+
+    url: str = Field(min_length=1)
+    """JSONL or Parquet file, any fsspec URL; a relative path starts where you typed the command."""
+    format: Literal["auto", "jsonl", "parquet"] = "auto"
+    """`auto` goes by the file's name."""
+    max_tokens: int = Field(default=16_384, ge=1, le=1 << 20)
+    """Longest row in tokens. A longer one is skipped or stops the run; it is never cut."""
+    over_long: Literal["skip", "fail"] = "skip"
+    """What happens to a row over max_tokens."""
+    loss_mask: Literal["assistant", "last_turn", "split_turns", "all"] | MarkersPolicy = "assistant"
+    """Which tokens are supervised: every assistant turn, the last one, one sample a turn, all tokens, or
+    what stands between two markers."""
+    chat_template: str | None = None
+    """Jinja file that replaces the model's own chat template."""
+    limit: int | None = Field(default=None, ge=1)
+    """Take only the first so many rows."""
+
+
+class EngineConfig(_Section):
+    """The engines that run the model."""
+
+    kind: Literal["sglang", "synthetic"] = "sglang"
+    """`sglang`, or `synthetic`: made-up states at any speed, to rehearse a run."""
+    gpus: int | Literal["auto"] = "auto"
+    """GPUs of one engine; 0 runs it on the CPU. `auto` is 1 where the cluster has GPUs, else 0. The tensor
+    parallel size is gpus / replicas."""
+    replicas: int = Field(default=1, ge=1, le=64)
+    """Data-parallel replicas inside one engine; divides gpus."""
+    count: int | Literal["auto"] = "auto"
+    """Engines in the cluster; `auto` fills every node's GPUs, and is one a node on CPUs."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Further SGLang server arguments, by their Python names. Those that capture depends on are refused."""
+    load_timeout_s: float = Field(default=3600, gt=0)
+    """Longest time from an engine's start to the end of its proof, in seconds."""
+    stall_timeout_s: float = Field(default=600, gt=0)
+    """An engine with work and without progress for so long is replaced, in seconds."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> EngineConfig:
+        for name in ("gpus", "count"):
+            value = getattr(self, name)
+            low = 0 if name == "gpus" else 1
+            if value != "auto" and not low <= value <= 1024:
+                raise ValueError(f"{name} is {value}; it is auto or {low}..1024")
+        if self.gpus not in ("auto", 0) and self.gpus % self.replicas:
+            raise ValueError(f"gpus {self.gpus} isn't a multiple of replicas {self.replicas}")
+        return self
+
+
+class WritersConfig(_Section):
+    """The actors that write shards."""
+
+    per_node: int = Field(default=1, ge=1, le=16)
+    """Writers on each node that has an engine."""
+    place: Literal["node", "head"] = "node"
+    """`node` writes beside each engine; `head` writes all on the driver's node, for an output that only
+    that machine sees."""
+    shard_bytes: int = Field(default=1024 * _MIB, ge=1 * _MIB, le=64 * 1024 * _MIB)
+    """A shard is sealed when its states reach this many bytes."""
+    shard_age_s: float = Field(default=300, gt=0)
+    """A shard is sealed when it has been open so long, in seconds: bounds what a crash can lose."""
+    idle_s: float = Field(default=30, gt=0)
+    """A shard is sealed when nothing was written for so long, in seconds."""
+
+
+class LimitsConfig(_Section):
+    """Budgets of the run."""
+
+    batch_tokens: int = Field(default=16_384, ge=1)
+    """Tokens handed to an engine in one batch; a longer sample goes alone."""
+    batch_samples: int = Field(default=64, ge=1, le=4096)
+    """Samples in one batch."""
+    inflight_bytes: int | Literal["auto"] = "auto"
+    """Bytes of states in flight per node. `auto` is 0.4 of the node's object store."""
+    sample_retries: int = Field(default=2, ge=0, le=100)
+    """Retries of a sample that fails by its own fault."""
+    engine_deaths_per_hour: int = Field(default=20, ge=1)
+    """Engine and writer deaths in an hour at which the run stops."""
+    breaker_failures: int = Field(default=50, ge=1)
+    """Sample failures in a row, without one success, at which the run stops."""
+    object_store_bytes: int | None = Field(default=None, ge=80 * _MIB)
+    """Size of the object store of a cluster that this command starts itself; Ray's default otherwise."""
+    drain_timeout_s: float = Field(default=120, gt=0)
+    """Longest wait for work in flight when the run is asked to stop, in seconds."""
+
+
+class RunConfig(_Section):
+    """One run: what RUN.yaml holds."""
+
+    model: ModelConfig
+    """The model whose states are collected."""
+    capture: CaptureConfig = CaptureConfig()
+    """Which states are kept."""
+    prompts: PromptsConfig
+    """The input rows."""
+    output: str = Field(min_length=1)
+    """Where the dump goes, an fsspec URL; a relative path starts where you typed the command."""
+    engine: EngineConfig = EngineConfig()
+    """The engines that run the model."""
+    writers: WritersConfig = WritersConfig()
+    """The actors that write shards."""
+    limits: LimitsConfig = LimitsConfig()
+    """Budgets of the run."""
+
+
+def load_run(url: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Reads and checks a run file.
+
+    Args:
+        url: the YAML file, a path or any fsspec URL.
+        overrides: ``key.sub=value`` with the value in YAML.
+
+    Raises:
+        ConfigError: one line for each thing that is wrong, with the key and the remedy.
+    """
+    try:
+        with fsspec.open(url, "r", encoding="utf-8") as file:
+            text = file.read()
+    except FileNotFoundError:
+        raise ConfigError(f"run file {url}: no such file; examples/ has some to start from") from None
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"run file {url}: can't be read: {error}") from error
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"run file {url}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"run file {url}: holds {type(tree).__name__}, not a mapping with model, prompts, output")
+    for override in overrides:
+        _apply(tree, override)
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(f"run file {url}: " + "; ".join(_explain(e) for e in error.errors())) from error
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, found, value = override.partition("=")
+    if not found or not key:
+        raise ConfigError(f"--set {override}: write it as key.sub=value, for example --set engine.gpus=0")
+    *path, last = key.split(".")
+    node = tree
+    for name in path:
+        child = node.setdefault(name, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {override}: {name} holds {child!r} in the run file and has no key below it")
+        node = child
+    try:
+        node[last] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override}: {value!r} isn't valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _explain(error: Any) -> str:
+    """One of pydantic's errors as a line that names the key, the value and what is expected."""
+    path = [str(p) for p in error["loc"] if not str(p).startswith(("tuple[", "literal["))]
+    where = ".".join(path)
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {where}{_near(path)}"
+    if error["type"] == "missing":
+        return f"{where} is missing"
+    message = error["msg"].removeprefix("Value error, ")
+    value = error.get("input")
+    shown = "" if isinstance(value, dict | BaseModel) else f" (got {value!r})"
+    return f"{where + ': ' if where else ''}{message}{shown}"
+
+
+def _near(path: list[str]) -> str:
+    section: Any = RunConfig
+    for name in path[:-1]:
+        field = section.model_fields.get(name)
+        section = field.annotation if field else None
+        if not (isinstance(section, type) and issubclass(section, BaseModel)):
+            return ""
+    names = list(section.model_fields)
+    near = difflib.get_close_matches(path[-1], names, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(names)}"
+
+
+def local_path(url: str, start: Path) -> str:
+    """``url`` as it is when it names a file system, else the absolute path from the folder ``start``."""
+    if "://" in url or "::" in url:
+        return url
+    return str((start / Path(url).expanduser()).resolve())
