@@ -1,0 +1,138 @@
+"""What a local disk needs so that an object appears whole or not at all, and only once.
+
+An object is written under a temporary name on the same file system, fsynced, linked to its final name
+(link(2) never overwrites), and the directory is fsynced. A process that is killed at any point leaves at most
+a temporary file, which no reader looks at.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from pathlib import Path
+
+from storage.errors import AlreadyExists, StorageError, StorageFull
+
+TEMPORARIES = ".tmp"
+"""Folder below the root that holds objects while they are written."""
+
+
+def storage_error(doing: str, where: str, exc: BaseException, root: Path | None = None) -> StorageError:
+    """The project's error for an operating system's one.
+
+    Args:
+        doing: what failed, as a verb in -ing form.
+        where: path or URL.
+        exc: the cause.
+        root: folder whose file system's free space is named when it is full.
+    """
+    if isinstance(exc, StorageError):
+        return exc
+    if isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = "unknown" if root is None else str(free_bytes(root))
+        why = "quota exceeded" if exc.errno == errno.EDQUOT else "no space left"
+        return StorageFull(
+            f"{doing} {where}: {why} (free bytes: {free}). Free some space or move the dump to a larger "
+            "disk, then run the same command again: what is committed stays"
+        )
+    return StorageError(f"{doing} {where} failed: {exc}")
+
+
+def free_bytes(root: Path) -> int:
+    """Bytes that an unprivileged process may still write at ``root`` or at its nearest existing parent."""
+    while not root.exists() and root != root.parent:
+        root = root.parent
+    stat = os.statvfs(root)
+    return stat.f_bavail * stat.f_frsize
+
+
+def fsync_dir(folder: Path) -> None:
+    """Makes the names in ``folder`` durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_dirs(folder: Path) -> None:
+    """Creates ``folder`` with its parents; each name that is new is durable on return."""
+    if folder.is_dir():
+        return
+    make_dirs(folder.parent)
+    folder.mkdir(exist_ok=True)
+    fsync_dir(folder.parent)
+
+
+def temporary(root: Path) -> Path:
+    """A new name for a temporary file below ``root``."""
+    folder = root / TEMPORARIES
+    make_dirs(folder)
+    return folder / uuid.uuid4().hex
+
+
+def write_temporary(root: Path, data: bytes) -> Path:
+    """Writes ``data`` durably under a temporary name and returns it."""
+    path = temporary(root)
+    try:
+        with open(path, "xb", buffering=0) as file:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+            os.fsync(file.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def publish_if_absent(temp: Path, final: Path) -> None:
+    """Gives a durable temporary file its final name unless that is taken; the temporary name is gone after.
+
+    Raises:
+        AlreadyExists: ``final`` is there already.
+        OSError: anything else.
+    """
+    make_dirs(final.parent)
+    try:
+        os.link(temp, final)
+    except FileExistsError:
+        # Over NFS a repeated request reports EEXIST for the link that its first try made; open(2) says to
+        # count the links.
+        if os.stat(temp).st_nlink != 2:
+            raise AlreadyExists(f"{final} is there already, and it is never overwritten") from None
+    finally:
+        temp.unlink(missing_ok=True)
+    fsync_dir(final.parent)
+
+
+def publish_over(temp: Path, final: Path) -> None:
+    """Gives a durable temporary file its final name, whatever was there before."""
+    make_dirs(final.parent)
+    os.replace(temp, final)
+    fsync_dir(final.parent)
+
+
+def pread_into(path: Path, offset: int, buffer: memoryview) -> int:
+    """Reads up to ``len(buffer)`` bytes from ``offset``; returns how many there were."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        done = 0
+        while done < len(buffer):
+            got = os.preadv(fd, [buffer[done:]], offset + done)
+            if got == 0:
+                break
+            done += got
+        return done
+    finally:
+        os.close(fd)
+
+
+def remove_temporaries(root: Path) -> None:
+    """Removes what writers that died have left behind."""
+    folder = root / TEMPORARIES
+    if folder.is_dir():
+        for path in folder.iterdir():
+            path.unlink(missing_ok=True)
+        folder.rmdir()
