@@ -16,7 +16,8 @@ which value, and what to do.
     ├── SampleError                one sample's own fault: counted against its own budget
     │   ├── TooLong                longer than the engine can take: skipped, never retried
     │   ├── RowMismatch            rows, positions or token ids differ from what was sent
-    │   └── BadStates              non-finite values or all-zero rows
+    │   ├── BadStates              non-finite values or all-zero rows
+    │   └── RowRejected            a prompt row that can't become a sample: skipped with its reason
     ├── InfrastructureError        a process or node failed: not the sample's fault
     │   ├── EngineDead             the engine's processes are gone or no longer answer
     │   └── LeaseLost              a writer's claim isn't its own any more
@@ -81,6 +82,22 @@ class RowMismatch(SampleError):
 
 class BadStates(SampleError):
     """Non-finite values or all-zero rows among the captured states."""
+
+
+class RowRejected(SampleError):
+    """A row of the prompt file that can't become a sample; it is skipped and accounted for.
+
+    Attributes:
+        kind: short class of the reason, by which rejected rows are counted.
+    """
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(kind, reason)
+        self.kind = kind
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class InfrastructureError(HsdumpError):
