@@ -1,0 +1,117 @@
+"""The command line. It parses, calls one function and turns errors into one line and an exit code.
+
+Exit codes: 0 done; 1 the run is incomplete or a dump is bad; 2 the user's error.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+
+from storage.errors import HsdumpError, UserError
+
+app = typer.Typer(
+    name="hsdump",
+    help="Collect the hidden states of large language models as zarr datasets.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RunFile = Annotated[str, typer.Argument(metavar="RUN.yaml", help="Run file, see examples/.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the run file, e.g. engine.gpus=0."),
+]
+DumpUrl = Annotated[str, typer.Argument(metavar="DUMP", help="The dump: a folder or any fsspec URL.")]
+
+
+@app.callback()
+def _debug(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    if debug:
+        os.environ["HSDUMP_DEBUG"] = "1"
+
+
+@app.command()
+def collect(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Ray cluster to use, `auto` for the one of this machine; default: start a local one."),
+    ] = None,
+) -> None:
+    """Run the prompts through the model and leave a dump. Again on the same output: resume."""
+    from cluster.collect import collect as run
+
+    run(run_file, overrides or (), address=address, start=Path.cwd())
+
+
+@app.command()
+def verify(
+    dump: DumpUrl,
+    reference: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Recompute N samples with Hugging Face, the longest among them.")
+    ] = 0,
+    model: Annotated[
+        str | None, typer.Option(help="Folder of the model, where it isn't the one that the dump names.")
+    ] = None,
+    trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that comes with the model.")] = False,
+    address: Annotated[str | None, typer.Option(help="Spread the work over this Ray cluster.")] = None,
+) -> None:
+    """Check a dump: the account, every byte, and on request the states themselves."""
+    from cluster.verify import verify as run
+
+    run(dump, reference=reference, model=model, trust_remote_code=trust_remote_code, address=address)
+
+
+@app.command()
+def inspect(
+    dump: DumpUrl,
+    sample: Annotated[str | None, typer.Argument(metavar="[ID]", help="Show this sample's text and mask.")] = None,
+) -> None:
+    """Show what a dump holds, or one sample of it."""
+    from cluster.inspect import inspect as run
+
+    run(dump, sample)
+
+
+def run_cli(arguments: list[str]) -> int:
+    """Runs one command and gives its exit code; never raises.
+
+    Args:
+        arguments: the command line without the program's name.
+    """
+    try:
+        app(args=arguments, prog_name="hsdump", standalone_mode=False)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        _say("interrupted; what is committed is safe, the same command goes on from there")
+        return 128 + signal.SIGINT
+    except HsdumpError as error:
+        _say(str(error))
+        return 2 if isinstance(error, UserError) else 1
+    except Exception as error:  # the last resort: a bug, which must not look like a user's error
+        _say(f"internal error: {type(error).__name__}: {error}; --debug (before the command) shows where")
+        return 1
+    return 0
+
+
+def _say(line: str) -> None:
+    if os.environ.get("HSDUMP_DEBUG"):
+        traceback.print_exc()
+    print(f"hsdump: error: {line}", file=sys.stderr)
