@@ -1,0 +1,47 @@
+"""What SGLang needs to run on a CPU: environment before it is imported, one handler after."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+STANDIN = Path(__file__).with_name("standin")
+"""Folder with the stand-in `sgl_kernel` package."""
+
+
+def has_driver() -> bool:
+    """Whether an NVIDIA driver's library can be loaded on this host."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def prepare_environment() -> None:
+    """Sets this process up for a CPU engine; its children inherit it. Call it before SGLang is imported."""
+    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    if has_driver():
+        return
+    standin = str(STANDIN)
+    if standin not in sys.path:
+        sys.path.insert(0, standin)
+    paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p != standin]
+    os.environ["PYTHONPATH"] = os.pathsep.join([standin, *paths])
+
+
+def register_mla_handler() -> None:
+    """Lets multi-head latent attention (DeepSeek-V2/V3, Kimi-K2) run on the backend ``torch_native``.
+
+    SGLang's default for a backend that it doesn't know is the MHA path, whose heads don't fit the latent KV
+    pool. The absorbed path does.
+    """
+    try:
+        from sglang.srt.models.deepseek_common import attention_backend_handler as handlers
+    except ImportError:
+        return
+    handlers.AttentionBackendRegistry.register(
+        "torch_native", lambda attention, batch: handlers._dispatch_mla_subtype(attention, batch)
+    )
