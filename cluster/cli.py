@@ -5,21 +5,19 @@ Exit codes: 0 done; 1 the run is incomplete or a dump is bad; 2 the user's error
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import traceback
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 from storage.errors import HsdumpError, UserError
 
 app = typer.Typer(
     name="hsdump",
-    help="Collect the hidden states of large language models as zarr datasets.",
+    help="Collect the hidden states of large language models as zarr datasets. "
+    "--debug, anywhere on the line, shows tracebacks.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -32,14 +30,6 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the run file, e.g. engine.gpus=0."),
 ]
 DumpUrl = Annotated[str, typer.Argument(metavar="DUMP", help="The dump: a folder or any fsspec URL.")]
-
-
-@app.callback()
-def _debug(
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
-) -> None:
-    if debug:
-        os.environ["HSDUMP_DEBUG"] = "1"
 
 
 @app.command()
@@ -92,26 +82,21 @@ def run_cli(arguments: list[str]) -> int:
     Args:
         arguments: the command line without the program's name.
     """
+    debug = "--debug" in arguments
     try:
-        app(args=arguments, prog_name="hsdump", standalone_mode=False)
-    except click.exceptions.Exit as end:
-        return end.exit_code
-    except click.ClickException as error:
-        error.show()
-        return 2
-    except (KeyboardInterrupt, click.exceptions.Abort):
-        _say("interrupted; what is committed is safe, the same command goes on from there")
-        return 128 + signal.SIGINT
+        app(args=[a for a in arguments if a != "--debug"], prog_name="hsdump")
+    except SystemExit as end:
+        return int(end.code or 0)
     except HsdumpError as error:
-        _say(str(error))
+        _say(str(error), debug)
         return 2 if isinstance(error, UserError) else 1
     except Exception as error:  # the last resort: a bug, which must not look like a user's error
-        _say(f"internal error: {type(error).__name__}: {error}; --debug (before the command) shows where")
+        _say(f"internal error: {type(error).__name__}: {error}; --debug shows where", debug)
         return 1
     return 0
 
 
-def _say(line: str) -> None:
-    if os.environ.get("HSDUMP_DEBUG"):
+def _say(line: str, debug: bool) -> None:
+    if debug:
         traceback.print_exc()
     print(f"hsdump: error: {line}", file=sys.stderr)
