@@ -1,0 +1,364 @@
+"""What became of every prepared row. Pure: no I/O, no clock, no asyncio.
+
+    pending -> in flight (attempt n) -> written -> committed
+                                                 | skipped(reason) | failed(reason)
+
+Written isn't safe: when its writer dies before the shard is sealed, the row is pending again. A manifest is
+the only truth: a row that one names is committed, whatever the ledger thought of it.
+
+Two failure budgets are kept apart. A sample's own failures end in ``failed`` after the retries. The death of
+an engine isn't the sample's fault, but it may be its doing: every row that was in flight there becomes a
+*suspect* and is dispatched alone, to an engine with nothing else in flight. Only a death while alone counts
+against the row, and the second one makes it failed: poison. So a poison row costs three engines: one in
+company, two alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.balance import Dispatch, Engine, Engines, Flight, Limits, Writer, Writers
+from actors.budgets import Breaker, Permits
+from actors.messages import SampleFailure, SampleOutcome, SampleRef
+from actors.rows import Counts, Rows, State
+from storage.errors import ResourceError
+
+DEATHS_ALONE = 2
+"""Engine deaths while alone at which a row is poison."""
+
+
+class Ledger:
+    """The account over all prepared rows of a run.
+
+    Args:
+        tokens: int32 [n], tokens of each row.
+        skipped: bool [n], rows that preparation skipped.
+        bytes_per_token: K x H x itemsize.
+        limits: bounds of batches, permits and retries.
+        generation: of the coordinator, from 0. Attempt numbers and batch ids of different generations differ,
+            so that a replaced coordinator's late results are refused.
+        committed: shards whose manifests are in place, each with its rows.
+
+    Attributes:
+        rows: the columns; read them, but change them only by the ledger's methods.
+        engines: who prefills.
+        writers: who writes.
+        permits: bytes in flight per node.
+        breaker: trips when samples only fail.
+        events: what went wrong, counted by class.
+
+    Raises:
+        ResourceError: a pending row needs more bytes than one node's budget.
+    """
+
+    def __init__(
+        self,
+        tokens: NDArray[np.int32],
+        skipped: NDArray[np.bool_],
+        bytes_per_token: int,
+        limits: Limits,
+        generation: int = 0,
+        committed: Iterable[tuple[int, Sequence[int]]] = (),
+    ) -> None:
+        self.limits = limits
+        self.rows = Rows(tokens, skipped, generation)
+        self.engines = Engines()
+        self.writers = Writers()
+        self.permits = Permits(limits.in_flight_bytes)
+        self.breaker = Breaker(limits.failures_in_a_row)
+        self.events: Counter[str] = Counter()
+        self._tokens = tokens
+        self._pending = self.rows.pending
+        self._bytes_per_token = bytes_per_token
+        self._generation = generation
+        self._batches = 0
+        self._flights: dict[str, Flight] = {}
+        for shard, rows in committed:
+            self.committed(shard, rows)
+        self._refuse_giants()
+
+    def _refuse_giants(self) -> None:
+        row = self._pending.head()
+        if row is None:
+            return
+        need = int(self._tokens[row]) * self._bytes_per_token
+        if need > self.limits.in_flight_bytes:
+            raise ResourceError(
+                f"row {row} has {self._tokens[row]} tokens, whose states take {need} bytes, but only "
+                f"{self.limits.in_flight_bytes} bytes may be in flight on a node; give Ray a larger object "
+                "store (and raise the limit with it) or lower prompts.max_tokens"
+            )
+
+    # ---- what it all comes to
+
+    def counts(self) -> Counts:
+        """Rows by state; they add up to the prepared rows."""
+        return self.rows.counts()
+
+    @property
+    def open_batches(self) -> int:
+        """Batches between dispatch and their writer's word."""
+        return len(self._flights)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is pending or in flight: what is left is to seal."""
+        return self.rows.count(State.PENDING) == 0 and not self._flights
+
+    @property
+    def finished(self) -> bool:
+        """Whether every row is committed, skipped or failed, and no batch is open."""
+        return self.settled and self.rows.count(State.WRITTEN) == 0
+
+    # ---- engines and writers
+
+    def add_engine(self, name: str, node: str) -> None:
+        """An engine is ready for work."""
+        self.engines.add(name, node)
+
+    def drain_engine(self, name: str) -> None:
+        """The engine gets no more work; what is in flight there goes on."""
+        self.engines[name].draining = True
+
+    def engine_lost(self, name: str, blame: bool = True) -> None:
+        """The engine is gone; what it had not yet answered is pending again.
+
+        Args:
+            name: the engine.
+            blame: whether a sample may have killed it; False when its node was taken away.
+        """
+        for batch_id in tuple(self.engines.remove(name).batches):
+            flight = self._close(batch_id)
+            for row in flight.samples:
+                if self.rows.state(row) == State.IN_FLIGHT:
+                    self._after_death(row, flight.alone, blame)
+        self.events["engine_lost"] += 1
+
+    def _after_death(self, row: int, alone: bool, blame: bool) -> None:
+        self.rows.deaths_alone[row] += alone and blame
+        if self.rows.deaths_alone[row] >= DEATHS_ALONE:
+            self.rows.fail(row, f"poison: {DEATHS_ALONE} engines died while they had this sample alone")
+        else:
+            self.rows.requeue(row, alone=alone or blame)
+
+    def add_writer(self, name: str, node: str) -> None:
+        """A writer is ready."""
+        self.writers.add(name, node)
+
+    def writer_lost(self, name: str) -> None:
+        """The writer is gone; what it had written and not sealed is pending again.
+
+        Tell the ledger of every manifest that the writer may have left, with `committed`, before this.
+        Batches in flight to it end by `batch_lost`.
+        """
+        for row in self.rows.written_by(self.writers.remove(name).number):
+            self.rows.requeue(row)
+        self.events["writer_lost"] += 1
+
+    # ---- a batch's way
+
+    def next_batch(self) -> Dispatch | None:
+        """The next batch and where it goes; None while nothing can be dispatched.
+
+        Suspects first, each alone on an idle engine; as many of the least loaded engines as there are
+        suspects are kept for them. Then longest first, to the engine with the fewest outstanding tokens. A
+        batch is bounded by half an engine's share of what is pending, so that the end of a run isn't left to
+        one straggler. When the permits left on a node don't hold a whole batch, the engine waits rather than
+        take a scrap of one.
+        """
+        suspects = self._pending.suspects
+        for place, engine in enumerate(self.engines.free()):
+            alone = place < suspects
+            if engine.batches if alone else self._busy(engine):
+                continue
+            writer = self.writers.nearest(engine.node)
+            if writer is None:
+                return None
+            rows = self._suspect_for(engine, writer) if alone else self._batch_for(engine, writer)
+            if rows:
+                return self._dispatch(engine, writer, rows, alone)
+        return None
+
+    def _share(self) -> int:
+        """Tokens that each engine would get if what is pending were dealt out evenly."""
+        return self._pending.tokens // self.engines.active
+
+    def _busy(self, engine: Engine) -> bool:
+        full = len(engine.batches) >= self.limits.batches_per_engine
+        return full or (bool(engine.batches) and engine.tokens > self._share())
+
+    def _suspect_for(self, engine: Engine, writer: Writer) -> list[int]:
+        row = self._pending.suspect()
+        if row is None or not self._fits(engine, writer, int(self._tokens[row])):
+            return []
+        return [self._pending.pop_suspect()]
+
+    def _batch_for(self, engine: Engine, writer: Writer) -> list[int]:
+        head = self._pending.head()
+        if head is None:
+            return []
+        longest = int(self._tokens[head])
+        bound = max(longest, min(self.limits.tokens_per_batch(self._bytes_per_token), self._share() // 2))
+        if not self._fits(engine, writer, min(bound, longest * self.limits.batch_samples)):
+            return []
+        rows: list[int] = []
+        while head is not None and self._tokens[head] <= bound and len(rows) < self.limits.batch_samples:
+            bound -= int(self._tokens[head])
+            rows.append(self._pending.pop())
+            head = self._pending.head()
+        return rows
+
+    def _fits(self, engine: Engine, writer: Writer, tokens: int) -> bool:
+        return self.permits.fits({engine.node, writer.node}, tokens * self._bytes_per_token)
+
+    def _dispatch(self, engine: Engine, writer: Writer, rows: list[int], alone: bool) -> Dispatch:
+        self._batches += 1
+        refs = tuple(SampleRef(row, self.rows.start(row), int(self._tokens[row])) for row in rows)
+        tokens = sum(ref.tokens for ref in refs)
+        flight = Flight(
+            batch_id=f"{self._generation}-{self._batches}",
+            engine=engine.name,
+            writer=writer,
+            nodes=tuple({engine.node, writer.node}),
+            samples={ref.row: ref.attempt for ref in refs},
+            tokens=tokens,
+            size_bytes=tokens * self._bytes_per_token,
+            alone=alone,
+        )
+        self._flights[flight.batch_id] = flight
+        self.permits.take(flight.nodes, flight.size_bytes)
+        self.writers.load(flight)
+        self.engines.load(flight)
+        return Dispatch(flight.batch_id, engine.name, writer.name, refs)
+
+    def captured(self, batch_id: str, outcomes: Iterable[SampleOutcome]) -> bool:
+        """The engine has answered: it may get more work, and samples that failed there leave the batch.
+
+        Outcomes of other attempts are ignored. A sample without an outcome failed.
+
+        Returns:
+            False if the batch was given up before: nothing changes.
+
+        Raises:
+            ValueError: it was captured before.
+        """
+        flight = self._flights.get(batch_id)
+        if flight is None:
+            self.events["stale"] += 1
+            return False
+        if not flight.on_engine:
+            raise ValueError(f"batch {batch_id} was captured before")
+        self.engines.unload(flight)
+        by_attempt = {(outcome.row, outcome.attempt): outcome for outcome in outcomes}
+        for row, attempt in tuple(flight.samples.items()):
+            if flight.alone:
+                self.rows.deaths_alone[row] = 0
+            outcome = by_attempt.get((row, attempt))
+            if outcome is None:
+                self._drop(flight, row, SampleFailure("row_mismatch", "the engine's answer leaves it out"))
+            elif outcome.failure is not None:
+                self._drop(flight, row, outcome.failure)
+        return True
+
+    def moved(self, batch_id: str) -> bool:
+        """The batch's bytes have left the object store: its permit is free again.
+
+        Returns:
+            False if the batch was given up before: nothing changes.
+
+        Raises:
+            ValueError: they had left before.
+        """
+        flight = self._flights.get(batch_id)
+        if flight is None:
+            return False
+        if not flight.holds_permit:
+            raise ValueError(f"batch {batch_id} gave its permit back before")
+        self._release(flight)
+        return True
+
+    def written(self, batch_id: str, rows: Iterable[int], failed: Iterable[SampleOutcome] = ()) -> bool:
+        """The batch's writer holds ``rows``; the batch is over.
+
+        A sample that the writer names neither as written nor as failed counts as failed.
+
+        Returns:
+            False if the batch was given up before: nothing changes.
+
+        Raises:
+            ValueError: the batch wasn't captured and moved.
+        """
+        flight = self._flights.get(batch_id)
+        if flight is None:
+            self.events["stale"] += 1
+            return False
+        if flight.on_engine or flight.holds_permit:
+            raise ValueError(f"batch {batch_id} can't be written before it is captured and moved")
+        if flight.writer not in self.writers:
+            return self.batch_lost(batch_id)
+        for outcome in failed:
+            if flight.samples.get(outcome.row) == outcome.attempt and outcome.failure is not None:
+                self._drop(flight, outcome.row, outcome.failure)
+        for row in rows:
+            if flight.samples.pop(row, None) is not None and self.rows.state(row) == State.IN_FLIGHT:
+                self.rows.write(row, flight.writer.number)
+                self.breaker.success()
+        for row in tuple(flight.samples):
+            reason = f"{flight.writer.name} doesn't say what became of it"
+            self._drop(flight, row, SampleFailure("other", reason))
+        self._close(batch_id)
+        return True
+
+    def batch_lost(self, batch_id: str) -> bool:
+        """The batch is given up by no sample's fault: what it still holds is pending again.
+
+        Returns:
+            False if it was given up before: nothing changes.
+        """
+        if batch_id not in self._flights:
+            return False
+        flight = self._close(batch_id)
+        for row in flight.samples:
+            if self.rows.state(row) == State.IN_FLIGHT:
+                self.rows.requeue(row)
+        self.events["batch_lost"] += 1
+        return True
+
+    def committed(self, shard: int, rows: Iterable[int]) -> None:
+        """A manifest is in place: ``rows`` are in ``shard``; what was committed before stays where it is."""
+        for row in rows:
+            if not self.rows.commit(row, shard):
+                self.events["duplicate"] += 1
+
+    def _drop(self, flight: Flight, row: int, failure: SampleFailure) -> None:
+        """A sample leaves its batch without states."""
+        del flight.samples[row]
+        if self.rows.state(row) != State.IN_FLIGHT:
+            return
+        self.events[failure.kind] += 1
+        if failure.kind == "too_long":
+            self.rows.skip(row, failure.reason)
+        elif failure.kind == "engine":
+            self.rows.requeue(row)
+        else:
+            self.breaker.failure()
+            self.rows.failures[row] += 1
+            if self.rows.failures[row] > self.limits.retries:
+                self.rows.fail(row, f"{failure.reason} ({self.rows.failures[row]} attempts)")
+            else:
+                self.rows.requeue(row)
+
+    def _release(self, flight: Flight) -> None:
+        if flight.holds_permit:
+            self.permits.release(flight.nodes, flight.size_bytes)
+            self.writers.unload(flight)
+
+    def _close(self, batch_id: str) -> Flight:
+        flight = self._flights.pop(batch_id)
+        self.engines.unload(flight)
+        self._release(flight)
+        return flight
