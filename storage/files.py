@@ -205,11 +205,11 @@ class Store:
         with self._errors("writing", key):
             return LocalSink(self.local_root, self.local_root / key)
 
-    def remove_temporaries(self) -> None:
-        """Removes temporary files that dead writers left; only once no writer is alive."""
+    def remove_sinks(self) -> None:
+        """Removes half-written objects that dead writers left; only once no writer is alive."""
         if self.local_root:
             with self._errors("removing", localdisk.TEMPORARIES):
-                localdisk.remove_temporaries(self.local_root)
+                localdisk.remove_sinks(self.local_root)
 
     def _require_conditional_put(self) -> None:
         if self.protocol not in CONDITIONAL_PUT:

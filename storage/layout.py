@@ -71,14 +71,19 @@ class Layout:
         return self.storage_dtype.itemsize
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of one state of one token: H x itemsize."""
+        return self.hidden_size * self.itemsize
+
+    @property
     def bytes_per_token(self) -> int:
         """K x H x itemsize: the invariant that every dump checks."""
-        return self.num_states * self.hidden_size * self.itemsize
+        return self.num_states * self.row_bytes
 
     @property
     def chunk_bytes(self) -> int:
         """Bytes of one inner chunk [C, 1, H]."""
-        return self.chunk_rows * self.hidden_size * self.itemsize
+        return self.chunk_rows * self.row_bytes
 
     @property
     def shard_slots(self) -> int:
@@ -119,8 +124,11 @@ class Layout:
             k: position of the state along K.
             row: row within the sample.
         """
-        row_bytes = self.hidden_size * self.itemsize
-        return sample_offset + k * slots * self.chunk_bytes + row * row_bytes
+        return sample_offset + k * slots * self.chunk_bytes + row * self.row_bytes
+
+    def array_start(self, shard: int, first_slot: int) -> int:
+        """Index along axis 0 of the zarr arrays where the sample at ``first_slot`` of ``shard`` starts."""
+        return shard * self.shard_rows + first_slot * self.chunk_rows
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form, as stored in the root group's attributes."""
@@ -168,6 +176,10 @@ class ShardIndex:
         self._entries[first_slot : first_slot + slots, :, 0] = starts.reshape(lay.num_states, slots).T
         self._entries[first_slot : first_slot + slots, :, 1] = lay.chunk_bytes
 
+    def entries(self) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        """The index without its checksum: little-endian u64 [slots of the shard, K, (offset, length)]."""
+        return self._entries
+
     def to_bytes(self) -> bytes:
         """The index as it stands at the end of a shard object, crc32c included."""
         body = self._entries.tobytes()
@@ -201,13 +213,13 @@ def hidden_array_metadata(layout: Layout, shards: int) -> dict[str, Any]:
                 },
             }
         ],
-        "dimension_names": ["slot", "state", "hidden"],
+        "dimension_names": ["token", "state", "hidden"],
         "attributes": {"element_type": layout.dtype, "states": list(layout.states)},
     }
 
 
 def token_array_metadata(layout: Layout, column: str, shards: int) -> dict[str, Any]:
-    """``tokens/<column>/zarr.json``: one value a slot, one chunk a shard, uncompressed."""
+    """``tokens/<column>/zarr.json``: one value a token, one chunk a shard, uncompressed."""
     return {
         "zarr_format": 3,
         "node_type": "array",
@@ -217,9 +229,14 @@ def token_array_metadata(layout: Layout, column: str, shards: int) -> dict[str, 
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "fill_value": 0,
         "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-        "dimension_names": ["slot"],
+        "dimension_names": ["token"],
         "attributes": {},
     }
+
+
+def group_metadata(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """``zarr.json`` of a group."""
+    return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
 
 
 def hidden_key(shard: int) -> str:

@@ -16,6 +16,8 @@ from storage.errors import AlreadyExists, StorageError, StorageFull
 
 TEMPORARIES = ".tmp"
 """Folder below the root that holds objects while they are written."""
+SINK_SUFFIX = ".sink"
+"""Of temporary files that are written piece by piece."""
 
 
 def storage_error(doing: str, where: str, exc: BaseException, root: Path | None = None) -> StorageError:
@@ -65,16 +67,16 @@ def make_dirs(folder: Path) -> None:
     fsync_dir(folder.parent)
 
 
-def temporary(root: Path) -> Path:
+def temporary(root: Path, suffix: str) -> Path:
     """A new name for a temporary file below ``root``."""
     folder = root / TEMPORARIES
     make_dirs(folder)
-    return folder / uuid.uuid4().hex
+    return folder / f"{uuid.uuid4().hex}{suffix}"
 
 
 def write_temporary(root: Path, data: bytes) -> Path:
     """Writes ``data`` durably under a temporary name and returns it."""
-    path = temporary(root)
+    path = temporary(root, ".put")
     try:
         with open(path, "xb", buffering=0) as file:
             view = memoryview(data)
@@ -129,10 +131,7 @@ def pread_into(path: Path, offset: int, buffer: memoryview) -> int:
         os.close(fd)
 
 
-def remove_temporaries(root: Path) -> None:
-    """Removes what writers that died have left behind."""
-    folder = root / TEMPORARIES
-    if folder.is_dir():
-        for path in folder.iterdir():
-            path.unlink(missing_ok=True)
-        folder.rmdir()
+def remove_sinks(root: Path) -> None:
+    """Removes what writers that died have left behind; small puts, which may be going on, are left alone."""
+    for path in (root / TEMPORARIES).glob(f"*{SINK_SUFFIX}"):
+        path.unlink(missing_ok=True)

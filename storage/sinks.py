@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.errors import AlreadyExists, StorageError
-from storage.localdisk import publish_if_absent, storage_error, temporary
+from storage.localdisk import SINK_SUFFIX, publish_if_absent, storage_error, temporary
 
 BUFFER_BYTES = 16 << 20
 BUFFERS = 3
@@ -63,7 +63,7 @@ class LocalSink:
 
     def __init__(self, root: Path, final: Path) -> None:
         self._root, self._final = root, final
-        self._temp = temporary(root)
+        self._temp = temporary(root, SINK_SUFFIX)
         self._fd = os.open(self._temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self._direct_fd = _open_direct(self._temp)
         self._free: queue.SimpleQueue[mmap.mmap | None] = queue.SimpleQueue()

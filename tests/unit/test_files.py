@@ -202,5 +202,5 @@ def test_a_writer_killed_half_way_leaves_no_object(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     assert not store.exists("hidden/c/0/0/0")
     assert len(list((tmp_path / localdisk.TEMPORARIES).iterdir())) == 1
-    store.remove_temporaries()
-    assert os.listdir(tmp_path) == []
+    store.remove_sinks()
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []

@@ -1,0 +1,207 @@
+"""A dump's root: made once, grown by the coordinator, finished at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from storage.errors import AlreadyExists, CorruptDump, IdentityMismatch, OutputError
+from storage.files import Store
+from storage.identity import Identity
+from storage.layout import (
+    TOKEN_COLUMNS,
+    Layout,
+    State,
+    group_metadata,
+    hidden_array_metadata,
+    token_array_metadata,
+)
+from storage.manifest import committed_samples, read_manifests
+from storage.table import Account, Outcome, build_table, count, write_table
+
+FORMAT = "hsdump"
+FORMAT_VERSION = 1
+ROOT_KEY = "zarr.json"
+HIDDEN_KEY = "hidden/zarr.json"
+
+
+@dataclass(frozen=True)
+class DumpHeader:
+    """What the root group's attributes say.
+
+    Attributes:
+        identity: what the dump's numbers come from.
+        layout: geometry.
+        versions: version of each package that took part, as recorded.
+    """
+
+    identity: Identity
+    layout: Layout
+    versions: Mapping[str, str]
+
+    @property
+    def num_layers(self) -> int | None:
+        """N, the model's decoder layers, None where the identity doesn't say."""
+        value = self.identity.capture.get("num_layers")
+        return None if value is None else int(value)
+
+    @property
+    def model_path(self) -> str:
+        """The local directory that was loaded.
+
+        Raises:
+            CorruptDump: the identity doesn't name one.
+        """
+        path = self.identity.model.get("path")
+        if not path:
+            raise CorruptDump("the dump's identity has no model.path; name the model's directory yourself")
+        return str(path)
+
+    def resolve(self, state: State) -> State:
+        """The name under which a state is stored: boundary N, before the final norm, is ``"final"``."""
+        if state == self.num_layers and state not in self.layout.states:
+            return "final"
+        return state
+
+
+def create_dump(store: Store, identity: Identity, layout: Layout, versions: Mapping[str, str]) -> None:
+    """Makes an empty dump: the root first, which decides between racing creators, then the arrays.
+
+    Raises:
+        AlreadyExists: there is a dump; see `read_header` and `check_identity`.
+        OutputError: the storage has no put-if-absent.
+        StorageError: writing failed.
+    """
+    attributes = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "identity": identity.to_json(),
+        "layout": layout.to_json(),
+        "states": list(layout.states),
+        "element_type": layout.dtype,
+        "bytes_per_token": layout.bytes_per_token,
+        "versions": dict(versions),
+    }
+    store.put_if_absent(ROOT_KEY, _json_bytes(group_metadata(attributes)))
+    grow(store, 1)
+
+
+def open_or_create(
+    store: Store, identity: Identity, layout: Layout, versions: Mapping[str, str]
+) -> DumpHeader:
+    """The header of the dump that is there, or of a new one; the same call starts and resumes a run.
+
+    Returns:
+        The header as stored: on a resume its layout and versions are those of the first start.
+
+    Raises:
+        IdentityMismatch: the dump there is of another run.
+        OutputError, CorruptDump, StorageError: as `create_dump` and `read_header`.
+    """
+    with contextlib.suppress(AlreadyExists):
+        create_dump(store, identity, layout, versions)
+    header = read_header(store)
+    check_identity(store, header, identity)
+    return header
+
+
+def check_identity(store: Store, header: DumpHeader, identity: Identity) -> None:
+    """Refuses to mix two runs.
+
+    Raises:
+        IdentityMismatch: ``identity`` isn't the dump's; the message lists what differs.
+    """
+    differences = identity.differences(header.identity)
+    if differences:
+        raise IdentityMismatch(
+            f"{store.url} holds the dump of another run; name another output, or use that run's settings:\n  "
+            + "\n  ".join(differences)
+        )
+
+
+def read_header(store: Store) -> DumpHeader:
+    """What the dump's root says.
+
+    Raises:
+        OutputError: there is no dump here.
+        CorruptDump: the root isn't readable, or of a version that this package doesn't know.
+    """
+    try:
+        attributes = json.loads(store.read(ROOT_KEY))["attributes"]
+        if attributes["format"] != FORMAT:
+            raise ValueError(f"its format is {attributes['format']!r}")
+        if attributes["format_version"] != FORMAT_VERSION:
+            raise ValueError(
+                f"format version {attributes['format_version']}, this package reads {FORMAT_VERSION}"
+            )
+        return DumpHeader(
+            identity=Identity.from_json(attributes["identity"]),
+            layout=Layout.from_json(attributes["layout"]),
+            versions=dict(attributes["versions"]),
+        )
+    except FileNotFoundError:
+        raise OutputError(f"{store.url}: there is no dump here (no {ROOT_KEY}); check the path") from None
+    except (KeyError, TypeError, ValueError) as exc:
+        raise CorruptDump(
+            f"{store.where(ROOT_KEY)} isn't the root of a readable dump ({type(exc).__name__}: {exc}); "
+            "restore it from a copy, or check the path"
+        ) from exc
+
+
+def grow(store: Store, shards: int) -> None:
+    """Makes the arrays' shapes reach at least ``shards`` shards. One process calls it, the coordinator.
+
+    Raises:
+        StorageError: writing failed.
+    """
+    layout = read_header(store).layout
+    if _capacity(store, layout) < shards:
+        _write_arrays(store, layout, shards)
+
+
+def finalise(store: Store, outcomes: Iterable[Outcome]) -> Account:
+    """Ends a run: ``samples.parquet``, arrays of the exact shape, and no half-written objects left.
+
+    It may be called again after more was committed. No writer may be alive.
+
+    Args:
+        store: the dump.
+        outcomes: every prepared row that isn't committed; committed ones come from the manifests.
+
+    Returns:
+        The counts.
+
+    Raises:
+        IncompleteRun: a row has neither a manifest nor an outcome.
+        CorruptDump: a manifest isn't readable.
+        StorageError: writing failed.
+    """
+    layout = read_header(store).layout
+    manifests = read_manifests(store)
+    table = build_table(layout, committed_samples(manifests), outcomes)
+    _write_arrays(store, layout, max((m.shard for m in manifests), default=0) + 1)
+    store.remove_sinks()
+    write_table(store, table)
+    return count(table)
+
+
+def _capacity(store: Store, layout: Layout) -> int:
+    try:
+        shape = json.loads(store.read(HIDDEN_KEY))["shape"]
+        return int(shape[0]) // layout.shard_rows
+    except (FileNotFoundError, KeyError, TypeError, ValueError, IndexError):
+        return 0  # a creator that died before it wrote the arrays: they follow from the root
+
+
+def _write_arrays(store: Store, layout: Layout, shards: int) -> None:
+    store.replace("tokens/zarr.json", _json_bytes(group_metadata({})))
+    for column in TOKEN_COLUMNS:
+        store.replace(f"tokens/{column}/zarr.json", _json_bytes(token_array_metadata(layout, column, shards)))
+    store.replace(HIDDEN_KEY, _json_bytes(hidden_array_metadata(layout, shards)))
+
+
+def _json_bytes(data: Mapping[str, Any]) -> bytes:
+    return json.dumps(data, indent=2).encode()

@@ -1,0 +1,201 @@
+"""One shard while it is written: places for samples, bytes to their places, and the seal."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from storage.errors import RowMismatch
+from storage.files import Store
+from storage.layout import TOKEN_COLUMNS, Layout, ShardIndex, hidden_key, manifest_key, token_key
+from storage.manifest import Manifest, ManifestObject, ManifestSample, hidden_digest, tokens_digest
+from storage.sinks import ByteArray, ObjectSink
+
+PIECE_BYTES = 1 << 20
+"""Bytes that are copied and then hashed at a time: they are still in the cache for the second."""
+
+
+@dataclass(frozen=True)
+class SampleHead:
+    """What is known of a sample before its states come.
+
+    Attributes:
+        row: prepared row.
+        sample_id: its id, any text.
+        token_ids: int32 [T].
+        loss_mask: uint8 [T], 0 or 1.
+    """
+
+    row: int
+    sample_id: str
+    token_ids: npt.NDArray[np.int32]
+    loss_mask: npt.NDArray[np.uint8]
+
+    def __str__(self) -> str:
+        return f"row {self.row} ({self.sample_id!r})"
+
+
+@dataclass
+class OpenSample:
+    """A sample that has its place.
+
+    Attributes:
+        head: what it is.
+        first_slot: first inner chunk along the token axis, counted inside the shard.
+        slots: inner chunks along the token axis.
+        offset: where its bytes start in the shard.
+        hashes: a running xxh3 for each state.
+        rows: tokens whose states were written.
+        finished: it was declared whole.
+    """
+
+    head: SampleHead
+    first_slot: int
+    slots: int
+    offset: int
+    hashes: list[Any]
+    rows: int = 0
+    finished: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return int(self.head.token_ids.size)
+
+
+class OpenShard:
+    """A claimed shard, before it is sealed.
+
+    Attributes:
+        shard: its number.
+        samples: prepared row -> sample, in the order of their bytes.
+        body_bytes: bytes given to samples, those of dropped ones included.
+        closing: it takes no more samples.
+        opened_s: monotonic time of its opening.
+        touched_s: monotonic time of the last write.
+    """
+
+    def __init__(self, shard: int, layout: Layout, sink: ObjectSink) -> None:
+        self.shard = shard
+        self.samples: dict[int, OpenSample] = {}
+        self.body_bytes = 0
+        self.closing = False
+        self.opened_s = self.touched_s = time.monotonic()
+        self._layout, self._sink = layout, sink
+        self._next_slot = 0
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that no sample has."""
+        return self._layout.shard_slots - self._next_slot
+
+    @property
+    def unfinished(self) -> list[int]:
+        """Rows of samples that aren't whole."""
+        return [row for row, sample in self.samples.items() if not sample.finished]
+
+    def reserve(self, head: SampleHead) -> None:
+        """Gives a sample its place; the caller has checked that it fits."""
+        layout = self._layout
+        tokens = int(head.token_ids.size)
+        slots = layout.slots(tokens)
+        hashes = [xxhash.xxh3_64() for _ in layout.states]
+        self.samples[head.row] = OpenSample(head, self._next_slot, slots, self.body_bytes, hashes)
+        self._next_slot += slots
+        self.body_bytes += layout.sample_bytes(tokens)
+
+    def write(self, sample: OpenSample, token_start: int, states: npt.NDArray[Any]) -> None:
+        """Writes a segment [K, rows, H] of a sample to its place; see `ShardWriter.write`."""
+        self._check(sample, token_start, states)
+        layout = self._layout
+        sample.rows += states.shape[1]
+        whole = sample.rows == sample.tokens
+        padding = sample.slots * layout.chunk_rows - sample.tokens if whole else 0
+        for k in range(layout.num_states):
+            offset = layout.run_offset(sample.offset, sample.slots, k, token_start)
+            run = states[k].reshape(-1).view(np.uint8)
+            self._write_run(sample.hashes[k], offset, run, padding * layout.row_bytes)
+        self.touched_s = time.monotonic()
+
+    def _write_run(self, digest: Any, offset: int, run: ByteArray, pad_bytes: int) -> None:
+        for start in range(0, run.size, PIECE_BYTES):
+            piece = run[start : start + PIECE_BYTES]
+            last = start + piece.size == run.size
+            self._sink.write_at(offset + start, piece, pad_bytes if last else 0)
+            digest.update(piece)
+        digest.update(bytes(pad_bytes))
+
+    def _check(self, sample: OpenSample, token_start: int, states: npt.NDArray[Any]) -> None:
+        layout = self._layout
+        k, h, dtype = layout.num_states, layout.hidden_size, layout.storage_dtype
+        if states.ndim != 3 or (states.shape[0], states.shape[2]) != (k, h) or states.dtype != dtype:
+            raise RowMismatch(
+                f"{sample.head}: states are {states.dtype} {list(states.shape)}, "
+                f"wanted is {dtype} [{k}, rows, {h}]"
+            )
+        end = token_start + states.shape[1]
+        if token_start != sample.rows or end > sample.tokens or states.shape[1] == 0:
+            raise RowMismatch(
+                f"{sample.head}: states of tokens {token_start} to {end} came after {sample.rows} of "
+                f"{sample.tokens} tokens; each token must come once, in order"
+            )
+        if end != sample.tokens and end % layout.chunk_rows:
+            raise RowMismatch(
+                f"{sample.head}: a segment ends at token {end}, which is neither the sample's end "
+                f"({sample.tokens}) nor a multiple of {layout.chunk_rows}"
+            )
+
+    def seal(self, store: Store, run_id: str, writer: str) -> Manifest:
+        """Makes the data appear, then the manifest, and returns that.
+
+        Raises:
+            AlreadyExists: one of the objects is there already.
+            StorageError: writing failed.
+        """
+        index = ShardIndex(self._layout)
+        for sample in self.samples.values():
+            index.add(sample.first_slot, sample.slots, sample.offset)
+        footer = index.to_bytes()
+        self._sink.write_at(self.body_bytes, np.frombuffer(footer, np.uint8))
+        self._sink.commit(self.body_bytes + len(footer))
+        columns = self._put_token_columns(store)
+        samples = tuple(_manifest_sample(sample) for sample in self.samples.values())
+        size = self.body_bytes + len(footer)
+        states = ManifestObject(hidden_key(self.shard), size, hidden_digest(samples, footer))
+        manifest = Manifest(self.shard, run_id, writer, self._layout, samples, (states, *columns))
+        store.put_if_absent(manifest_key(self.shard), manifest.to_bytes())
+        return manifest
+
+    def abort(self) -> None:
+        """Forgets what was written; nothing happens after a seal."""
+        self._sink.abort()
+
+    def _put_token_columns(self, store: Store) -> list[ManifestObject]:
+        objects = []
+        for column, dtype in TOKEN_COLUMNS.items():
+            values = np.zeros(self._layout.shard_rows, np.dtype(dtype).newbyteorder("<"))
+            for sample in self.samples.values():
+                start = sample.first_slot * self._layout.chunk_rows
+                values[start : start + sample.tokens] = getattr(sample.head, column)
+            key, data = token_key(column, self.shard), values.tobytes()
+            store.put_if_absent(key, data)
+            objects.append(ManifestObject(key, len(data), xxhash.xxh3_64_hexdigest(data)))
+        return objects
+
+
+def _manifest_sample(sample: OpenSample) -> ManifestSample:
+    head = sample.head
+    return ManifestSample(
+        row=head.row,
+        sample_id=head.sample_id,
+        first_slot=sample.first_slot,
+        tokens=sample.tokens,
+        offset=sample.offset,
+        xxh3=tuple(digest.hexdigest() for digest in sample.hashes),
+        tokens_xxh3=tokens_digest(head.token_ids, head.loss_mask),
+    )

@@ -1,0 +1,201 @@
+"""Writing shards: bytes go straight to their final place in a zarr v3 shard object.
+
+A writer keeps one shard open for new samples and any number of fuller ones until their last unfinished sample
+is in. Sealing writes the index, makes the states' object appear, then the token columns, then the manifest; a
+sample counts from that moment.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from storage.claims import claim_next, first_free, holds
+from storage.errors import LeaseLost, RowMismatch
+from storage.files import Store
+from storage.layout import Layout, hidden_key
+from storage.open_shard import OpenSample, OpenShard, SampleHead
+
+__all__ = ["SampleHead", "SealedInfo", "ShardWriter"]
+
+
+@dataclass(frozen=True)
+class SealedInfo:
+    """A shard that was committed.
+
+    Attributes:
+        shard: its number.
+        rows: prepared rows in it.
+        stored_bytes: bytes of its objects.
+    """
+
+    shard: int
+    rows: tuple[int, ...]
+    stored_bytes: int
+
+
+class ShardWriter:
+    """Puts samples into shards of one dump. Not thread-safe: one thread calls it.
+
+    Memory: a few buffers of 16 MiB for each open shard. Nothing is kept of the states (on object stores the
+    whole open shard is).
+
+    Args:
+        store: the dump.
+        layout: its geometry.
+        run_id: the run.
+        writer: this writer's name, unique in the run.
+        shard_bytes: a shard takes no more samples once its states have this many bytes.
+    """
+
+    def __init__(self, store: Store, layout: Layout, run_id: str, writer: str, shard_bytes: int) -> None:
+        self._store, self._layout = store, layout
+        self._run_id, self._writer = run_id, writer
+        self._shard_bytes = shard_bytes
+        self._open: list[OpenShard] = []
+        self._sealed: list[SealedInfo] = []
+        self._next_claim: int | None = None
+
+    def place(self, head: SampleHead) -> None:
+        """Reserves a sample's slots; an earlier copy of the row that isn't sealed yet is given up.
+
+        Raises:
+            RowMismatch: the sample is empty, longer than a shard, or its columns differ in length.
+            LeaseLost, StorageError: the fuller shard can't be sealed, or a new one can't be opened.
+        """
+        tokens, longest = int(head.token_ids.size), self._layout.shard_rows
+        if not 0 < tokens <= longest or head.loss_mask.size != tokens:
+            raise RowMismatch(
+                f"{head} has {tokens} token ids and {head.loss_mask.size} mask values; both must be the "
+                f"same, from 1 to {longest}, the rows of a shard"
+            )
+        self.drop(head.row)
+        self._shard_for(self._layout.slots(tokens)).reserve(head)
+
+    def write(self, row: int, token_start: int, states: npt.NDArray[Any]) -> None:
+        """Writes some rows of a placed sample; its segments come in the order of their tokens.
+
+        Args:
+            row: prepared row.
+            token_start: first token of the segment; a multiple of the layout's chunk_rows.
+            states: [K, rows, H] of the storage dtype, C order; copied before this returns. ``rows`` is a
+                multiple of chunk_rows except in the sample's last segment.
+
+        Raises:
+            RowMismatch: the row isn't placed, or the segment isn't the next one or has another shape or type.
+            StorageError: writing failed.
+        """
+        shard, sample = self._placed(row)
+        shard.write(sample, token_start, states)
+
+    def finish(self, row: int) -> None:
+        """Declares a sample whole; it is committed when its shard is sealed, which may be now.
+
+        Raises:
+            RowMismatch: the row isn't placed, or some of its rows are missing.
+            LeaseLost, StorageError: sealing failed; the shard's samples are lost and must be written again.
+        """
+        shard, sample = self._placed(row)
+        if sample.rows != sample.tokens:
+            raise RowMismatch(
+                f"{sample.head}: states of {sample.rows} tokens came, its prompt has {sample.tokens}"
+            )
+        sample.finished = True
+        self._seal_if_done(shard)
+
+    def drop(self, row: int) -> None:
+        """Gives up a sample that isn't sealed yet: its slots stay missing chunks. Unknown rows are ignored.
+
+        Raises:
+            LeaseLost, StorageError: it was its shard's last unfinished one, and sealing failed.
+        """
+        shard = self._find(row)
+        if shard is not None:
+            del shard.samples[row]
+            self._seal_if_done(shard)
+
+    def take_sealed(self) -> list[SealedInfo]:
+        """Shards that were sealed since the last call."""
+        sealed, self._sealed = self._sealed, []
+        return sealed
+
+    def seal_all(self) -> None:
+        """Seals every shard that holds finished samples; unfinished ones are given up.
+
+        Raises:
+            LeaseLost, StorageError: sealing failed; the shard's samples are lost and must be written again.
+        """
+        for shard in list(self._open):
+            for row in shard.unfinished:
+                del shard.samples[row]
+            shard.closing = True
+            self._seal_if_done(shard)
+
+    def seal_older_than(self, age_s: float, idle_s: float) -> None:
+        """Seals shards that were opened ``age_s`` ago or had nothing written for ``idle_s``.
+
+        Shards with unfinished samples take no new ones and are sealed when the last is finished or dropped.
+
+        Raises:
+            LeaseLost, StorageError: sealing failed; the shard's samples are lost and must be written again.
+        """
+        now_s = time.monotonic()
+        for shard in list(self._open):
+            if now_s - shard.opened_s >= age_s or now_s - shard.touched_s >= idle_s:
+                shard.closing = True
+                self._seal_if_done(shard)
+
+    def abort(self) -> None:
+        """Forgets everything that isn't sealed."""
+        while self._open:
+            self._open.pop().abort()
+
+    def _find(self, row: int) -> OpenShard | None:
+        return next((shard for shard in self._open if row in shard.samples), None)
+
+    def _placed(self, row: int) -> tuple[OpenShard, OpenSample]:
+        shard = self._find(row)
+        if shard is None:
+            raise RowMismatch(f"row {row} has no place in an open shard; place it before writing to it")
+        return shard, shard.samples[row]
+
+    def _takes_no_more(self, shard: OpenShard) -> bool:
+        return shard.closing or shard.body_bytes >= self._shard_bytes or shard.free_slots == 0
+
+    def _shard_for(self, slots: int) -> OpenShard:
+        newest = self._open[-1] if self._open else None
+        if newest is not None:
+            if newest.free_slots >= slots and not self._takes_no_more(newest):
+                return newest
+            newest.closing = True
+            self._seal_if_done(newest)
+        if self._next_claim is None:
+            self._next_claim = first_free(self._store)
+        number = claim_next(self._store, self._run_id, self._writer, self._next_claim)
+        self._next_claim = number + 1
+        self._open.append(OpenShard(number, self._layout, self._store.object_sink(hidden_key(number))))
+        return self._open[-1]
+
+    def _seal_if_done(self, shard: OpenShard) -> None:
+        if shard.unfinished or not self._takes_no_more(shard):
+            return
+        self._open.remove(shard)
+        try:
+            if shard.samples:
+                self._seal(shard)
+        finally:
+            shard.abort()
+
+    def _seal(self, shard: OpenShard) -> None:
+        if not holds(self._store, shard.shard, self._run_id, self._writer):
+            raise LeaseLost(
+                f"shard {shard.shard} of {self._store.url} isn't claimed by {self._writer} of run "
+                f"{self._run_id} any more; its {len(shard.samples)} samples are left to whoever collects "
+                "them now"
+            )
+        manifest = shard.seal(self._store, self._run_id, self._writer)
+        stored_bytes = sum(o.bytes for o in manifest.objects)
+        self._sealed.append(SealedInfo(shard.shard, tuple(s.row for s in manifest.samples), stored_bytes))
