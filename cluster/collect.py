@@ -1,0 +1,161 @@
+"""``hsdump collect``: from a run file to a committed dump. Again on the same output, it resumes."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import ray
+
+from actors.messages import CaptureSpec, EngineSpec, WriterSpec
+from cluster.config import RunConfig, load_run
+from cluster.driver import Driver
+from cluster.fleet import Fleet
+from cluster.output import check_nodes_see, open_output, ship_prompts
+from cluster.placement import Node, gpus_per_engine, place_engines, read_nodes
+from cluster.report import say, say_account, say_next_steps, say_prepared
+from cluster.run import Run, resolve
+from cluster.session import connect
+from storage.dump import DumpHeader, check_identity, open_or_create, read_header
+from storage.errors import IncompleteRun, OutputError
+from storage.files import Store
+from storage.prompts import PreparedSummary, prepare, prompts_identity
+from storage.table import Account, read_account
+
+RUN_KEY = "run.json"
+_PROBE_ROWS_BYTES = 3
+
+
+def collect(run_file: str, overrides: Sequence[str], *, address: str | None, start: Path) -> None:
+    """Runs the job to its end.
+
+    Args:
+        run_file: RUN.yaml, a path or an fsspec URL.
+        overrides: ``key.sub=value``.
+        address: Ray cluster; None starts a local one, unless RAY_ADDRESS names one.
+        start: folder that relative paths start from.
+
+    Raises:
+        UserError: something to mend, found as early as it can be.
+        IncompleteRun: the run ended and samples are failed or missing.
+    """
+    config = load_run(run_file, overrides)
+    run = resolve(config, start)
+    store = open_output(config.output, start)
+    header, prepared = _open_dump(store, run)
+    done = read_account(store)
+    if done is not None and done.rows == prepared.rows and done.failed == 0:
+        say(f"{store.url} is complete: nothing to do")
+        say_account(done, header.layout)
+        return
+    with connect(address, config.limits.object_store_bytes) as session:
+        nodes = read_nodes()
+        gpus = gpus_per_engine(config.engine.gpus, nodes)
+        places = place_engines(nodes, gpus, config.engine.count)
+        fleet = _fleet(store, run, header, gpus, nodes, session.log_dir)
+        started = time.time()
+        driver = Driver(store, run, header, fleet, gpus, session)
+        account = driver.run(nodes, places)
+    _record(store, run, session.log_dir, started, account)
+    say_account(account, header.layout)
+    say_next_steps(store, session)
+    if account.failed:
+        raise IncompleteRun(
+            f"{account.failed} of {account.rows} rows failed; `hsdump inspect {store.url}` lists the reasons, and "
+            "the same command tries them again"
+        )
+
+
+def _open_dump(store: Store, run: Run) -> tuple[DumpHeader, PreparedSummary]:
+    """Prepares the prompts and makes the dump, or recognises the ones that are there."""
+    _refuse_foreign(store)
+    if store.exists("zarr.json"):
+        identity = run.identity(prompts_identity(run.prompts))
+        check_identity(store, read_header(store), identity)
+    say(f"preparing {run.prompts.url} into {store.url}")
+    prepared = prepare(store, run.prompts)
+    say_prepared(prepared)
+    identity = run.identity(prepared.identity)
+    header = open_or_create(store, identity, run.layout(prepared.longest_tokens), _versions())
+    return header, prepared
+
+
+def _refuse_foreign(store: Store) -> None:
+    """A folder with other things in it isn't filled with a dump."""
+    root = store.local_root
+    if root is None or not root.exists():
+        return
+    names = {p.name for p in root.iterdir()}
+    ours = {"zarr.json", "prompts", ".tmp", ".probe"}
+    if names and not names & ours:
+        shown = ", ".join(sorted(names)[:3])
+        raise OutputError(f"output {root}: holds something else ({shown}, ...); give a new or an empty folder")
+
+
+def _fleet(
+    store: Store, run: Run, header: DumpHeader, gpus: int, nodes: Sequence[Node], log_dir: Path
+) -> Fleet:
+    config = run.config
+    seeing = nodes
+    prompts_urls: dict[str, str] = {}
+    if config.writers.place == "head":
+        head = ray.get_runtime_context().get_node_id()
+        seeing = [n for n in nodes if n.node_id == head]
+        prompts_urls = ship_prompts(store, [n for n in nodes if n.node_id != head], run.run_id)
+    check_nodes_see(store, seeing)
+    engine = EngineSpec(
+        name="",
+        kind=config.engine.kind,
+        prompts_url=store.url,
+        run_id=run.run_id,
+        model_path=run.model_path,
+        dtype=config.model.dtype,
+        gpus=gpus,
+        replicas=config.engine.replicas,
+        trust_remote_code=config.model.trust_remote_code,
+        capture=CaptureSpec(run.boundaries, run.final, run.final_normed, run.model.num_layers, header.layout),
+        ring_bytes=0,
+        log_dir=str(log_dir),
+        load_timeout_s=config.engine.load_timeout_s,
+        stall_timeout_s=config.engine.stall_timeout_s,
+        server_args=config.engine.args,
+    )
+    writer = WriterSpec(
+        name="",
+        dump_url=store.url,
+        run_id=run.run_id,
+        shard_bytes=config.writers.shard_bytes,
+        shard_age_s=config.writers.shard_age_s,
+        idle_s=config.writers.idle_s,
+    )
+    return Fleet(engine, writer, prompts_urls)
+
+
+def _record(store: Store, run: Run, log_dir: Path, started: float, account: Account) -> None:
+    """``run.json``: the last invocation, for people; nothing reads it back."""
+    record = {
+        "run_id": run.run_id,
+        "config": run.config.model_dump(mode="json"),
+        "started_unix_s": round(started, 1),
+        "seconds": round(time.time() - started, 1),
+        "account": asdict(account),
+        "host": platform.node(),
+        "logs": str(log_dir),
+    }
+    store.replace(RUN_KEY, json.dumps(record, indent=1).encode())
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("hsdump", "sglang", "ray", "torch", "transformers", "zarr", "numpy"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found

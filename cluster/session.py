@@ -1,0 +1,88 @@
+"""The Ray cluster that a command runs on: one that is there, or a local one of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+
+from storage.errors import ResourceError
+
+_SHM_MIN_BYTES = 512 << 20
+
+
+@dataclass(frozen=True)
+class Session:
+    """A connection to a cluster.
+
+    Attributes:
+        own: started by this command, and gone with it.
+        dashboard_url: where the Ray dashboard is, if it runs.
+        log_dir: folder for the engines' full logs, on each node.
+    """
+
+    own: bool
+    dashboard_url: str | None
+    log_dir: Path
+
+
+@contextlib.contextmanager
+def connect(address: str | None, object_store_bytes: int | None) -> Iterator[Session]:
+    """Connects to a cluster for as long as the context lasts.
+
+    Args:
+        address: of the cluster; None takes RAY_ADDRESS, or starts a local one.
+        object_store_bytes: object store of a local one; None is Ray's default.
+
+    Raises:
+        ResourceError: no cluster at the address, or a local one doesn't start.
+    """
+    where = address or os.environ.get("RAY_ADDRESS")
+    # Ray would otherwise say on stderr, once a process, what is in its log files anyway.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        if where:
+            context = ray.init(address=where, log_to_driver=False, logging_level=logging.WARNING)
+        else:
+            _require_shared_memory(object_store_bytes)
+            context = ray.init(
+                address="local",
+                object_store_memory=object_store_bytes,
+                dashboard_host="127.0.0.1",
+                include_dashboard=True,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+            )
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        what = f"no Ray cluster answers at {where}" if where else "a local Ray cluster doesn't start"
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ResourceError(
+            f"{what}: {first}. Start one with `ray start --head`, or leave --address out"
+        ) from error
+    try:
+        url = context.dashboard_url
+        session_dir = Path(context.address_info["session_dir"])
+        yield Session(
+            own=not where,
+            dashboard_url=f"http://{url}" if url else None,
+            log_dir=session_dir / "logs" / "hsdump",
+        )
+    finally:
+        ray.shutdown()
+
+
+def _require_shared_memory(object_store_bytes: int | None) -> None:
+    """Ray would fall back to disk without a word when /dev/shm can't hold the object store."""
+    stat = os.statvfs("/dev/shm")
+    free = stat.f_bavail * stat.f_frsize
+    need = object_store_bytes or _SHM_MIN_BYTES
+    if free < need:
+        raise ResourceError(
+            f"/dev/shm has {free / 2**20:.0f} MiB free, the object store needs {need / 2**20:.0f} MiB: enlarge it "
+            "(docker run --shm-size=8g), or set limits.object_store_bytes lower"
+        )
