@@ -16,7 +16,7 @@ company, two alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ class Ledger:
         limits: bounds of batches, permits and retries.
         generation: of the coordinator, from 0. Attempt numbers and batch ids of different generations differ,
             so that a replaced coordinator's late results are refused.
-        committed: shards whose manifests are in place, each with its rows.
+        committed: rows that manifests name already.
 
     Attributes:
         rows: the columns; read them, but change them only by the ledger's methods.
@@ -62,7 +62,7 @@ class Ledger:
         bytes_per_token: int,
         limits: Limits,
         generation: int = 0,
-        committed: Iterable[tuple[int, Sequence[int]]] = (),
+        committed: Iterable[int] = (),
     ) -> None:
         self.limits = limits
         self.rows = Rows(tokens, skipped, generation)
@@ -77,8 +77,7 @@ class Ledger:
         self._generation = generation
         self._batches = 0
         self._flights: dict[str, Flight] = {}
-        for shard, rows in committed:
-            self.committed(shard, rows)
+        self.committed(committed)
         self._refuse_giants()
 
     def _refuse_giants(self) -> None:
@@ -328,10 +327,10 @@ class Ledger:
         self.events["batch_lost"] += 1
         return True
 
-    def committed(self, shard: int, rows: Iterable[int]) -> None:
-        """A manifest is in place: ``rows`` are in ``shard``; what was committed before stays where it is."""
+    def committed(self, rows: Iterable[int]) -> None:
+        """A manifest that names ``rows`` is in place."""
         for row in rows:
-            if not self.rows.commit(row, shard):
+            if not self.rows.commit(row):
                 self.events["duplicate"] += 1
 
     def _drop(self, flight: Flight, row: int, failure: SampleFailure) -> None:

@@ -71,7 +71,7 @@ class Rows:
         self.committed_tokens = 0
         self._state = np.where(skipped, np.uint8(State.SKIPPED), np.uint8(State.PENDING))
         self._attempt = np.full(n, generation << ATTEMPT_BITS, dtype=np.int32)
-        self._owner = np.full(n, -1, dtype=np.int32)  # the writer's number while written, then the shard's
+        self._writer = np.full(n, -1, dtype=np.int32)
         self._counts: list[int] = np.bincount(self._state, minlength=len(State)).tolist()
         self._reasons: dict[int, str] = {}
 
@@ -101,7 +101,7 @@ class Rows:
 
     def written_by(self, writer: int) -> list[int]:
         """Rows that the writer of this number holds and hasn't sealed."""
-        rows: list[int] = np.flatnonzero((self._state == State.WRITTEN) & (self._owner == writer)).tolist()
+        rows: list[int] = np.flatnonzero((self._state == State.WRITTEN) & (self._writer == writer)).tolist()
         return rows
 
     def start(self, row: int) -> int:
@@ -113,7 +113,7 @@ class Rows:
     def write(self, row: int, writer: int) -> None:
         """The writer of this number holds the row's states."""
         self._move(row, State.WRITTEN, State.IN_FLIGHT)
-        self._owner[row] = writer
+        self._writer[row] = writer
 
     def requeue(self, row: int, alone: bool = False) -> None:
         """What was in flight or written is pending again, as a suspect if it has to be ``alone`` next."""
@@ -130,11 +130,11 @@ class Rows:
         self._move(row, State.FAILED, State.IN_FLIGHT)
         self._reasons[row] = reason
 
-    def commit(self, row: int, shard: int) -> bool:
+    def commit(self, row: int) -> bool:
         """A manifest names the row, which outweighs whatever was thought of it.
 
         Returns:
-            False if it was committed before: it stays where it is.
+            False if it was committed before.
         """
         state = self._state[row]
         if state == State.COMMITTED:
@@ -143,7 +143,6 @@ class Rows:
             self.pending.discard(row)
         self._move(row, State.COMMITTED, *State)
         self._reasons.pop(row, None)
-        self._owner[row] = shard
         self.committed_tokens += int(self.tokens[row])
         return True
 

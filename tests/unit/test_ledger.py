@@ -13,6 +13,7 @@ from actors.balance import Dispatch, Limits
 from actors.budgets import FailureRate, Permits
 from actors.ledger import Ledger
 from actors.messages import FailureKind, SampleFailure, SampleOutcome
+from actors.pending import PendingRows
 from actors.rows import State
 from storage.errors import ResourceError
 
@@ -100,6 +101,32 @@ def test_batch_goes_to_the_engine_with_the_fewest_outstanding_tokens() -> None:
 def test_engine_takes_no_more_than_its_batches() -> None:
     ledger = with_crew(make_ledger([10] * 1000, batches_per_engine=3))
     assert len(all_batches(ledger)) == 3
+
+
+def test_longest_comes_first_also_among_rows_that_came_back() -> None:
+    ledger = with_crew(make_ledger([90, 80, 70, 60], batch_samples=1, batches_per_engine=9))
+    first = next_batch(ledger)
+    ledger.batch_lost(next_batch(ledger).batch_id)
+    ledger.batch_lost(first.batch_id)
+    assert rows(next_batch(ledger)) == [0]
+    assert rows(next_batch(ledger)) == [1]
+
+
+def test_suspect_never_passes_for_an_ordinary_row() -> None:
+    lengths = np.array([9, 5], dtype=np.int32)
+    pending = PendingRows(lengths, lengths > 0)
+    pending.push(pending.pop(), alone=True)
+    assert pending.head() == 1
+    assert pending.suspect() == 0
+    assert pending.tokens == 14
+
+
+def test_engine_with_more_than_its_share_of_the_rest_gets_no_more() -> None:
+    ledger = with_crew(make_ledger([100] + [10] * 12, batches_per_engine=9), engines=2)
+    given = all_batches(ledger)
+    assert [b.engine for b in given][:2] == ["engine-0", "engine-1"]
+    assert {b.engine for b in given[1:]} == {"engine-1"}
+    assert sum(s.tokens for b in given[1:] for s in b.samples) < 120
 
 
 def test_batches_shrink_towards_the_end() -> None:
@@ -194,7 +221,7 @@ def test_sample_that_no_budget_holds_is_refused_with_both_numbers() -> None:
 def test_giant_that_is_committed_already_is_not_refused() -> None:
     tokens = np.array([7, 60], dtype=np.int32)
     limits = Limits(100, 500, 8, 2, in_flight_bytes=500)
-    ledger = Ledger(tokens, tokens == 0, BYTES_PER_TOKEN, limits, committed=[(0, [1])])
+    ledger = Ledger(tokens, tokens == 0, BYTES_PER_TOKEN, limits, committed=[1])
     assert ledger.counts().committed == 1
 
 
@@ -357,6 +384,16 @@ def test_suspects_are_dispatched_alone_to_an_idle_engine() -> None:
     assert ledger.next_batch() is None, "nothing joins a suspect"
 
 
+def test_engine_kept_for_a_suspect_gets_nothing_until_it_is_idle() -> None:
+    ledger = with_crew(make_ledger([10] * 200, batch_samples=1), engines=2)
+    next_batch(ledger)
+    batch = next_batch(ledger)
+    ledger.engine_lost("engine-0")
+    assert ledger.next_batch() is None, "engine-1 has room for a batch, but isn't idle"
+    finish(ledger, batch)
+    assert rows(next_batch(ledger)) == [0]
+
+
 def test_engines_beyond_the_number_of_suspects_go_on() -> None:
     ledger = with_crew(make_ledger([10] * 400, batch_samples=1), engines=3)
     all_batches(ledger)
@@ -409,8 +446,10 @@ def test_suspect_that_comes_through_is_cleared() -> None:
     finish(ledger, next_batch(ledger))
     ledger.writer_lost("writer-0")
     ledger.add_writer("writer-1", "node-0")
-    next_batch(ledger)
-    ledger.engine_lost("engine-2")
+    for name in ("engine-2", "engine-3"):  # once more in company, then once alone
+        next_batch(ledger)
+        ledger.engine_lost(name)
+        ledger.add_engine(f"engine-{int(name[-1]) + 1}", "node-0")
     assert ledger.rows.state(0) == State.PENDING
 
 
@@ -428,9 +467,21 @@ def test_written_rows_of_a_lost_writer_are_pending_again_unless_committed() -> N
     ledger = with_crew(make_ledger([10] * 3, batch_samples=1, batches_per_engine=3), writers=1)
     for _ in range(3):
         finish(ledger, next_batch(ledger))
-    ledger.committed(4, [1])
+    ledger.committed([1])
     ledger.writer_lost("writer-0")
     assert [ledger.rows.state(row) for row in range(3)] == [State.PENDING, State.COMMITTED, State.PENDING]
+
+
+def test_loss_of_one_writer_leaves_the_rows_of_another() -> None:
+    ledger = with_crew(make_ledger([10] * 4, batch_samples=2, batch_tokens=20), engines=2, writers=2)
+    batches = all_batches(ledger)
+    for batch in batches:
+        finish(ledger, batch)
+    assert {b.writer for b in batches} == {"writer-0", "writer-1"}
+    ledger.writer_lost("writer-1")
+    for batch in batches:
+        expected = State.WRITTEN if batch.writer == "writer-0" else State.PENDING
+        assert all(ledger.rows.state(row) == expected for row in rows(batch))
 
 
 def test_new_writer_under_the_name_of_a_lost_one_answers_for_its_own_rows_only() -> None:
@@ -448,8 +499,8 @@ def test_manifest_outweighs_everything() -> None:
     ledger = with_crew(make_ledger([10, 9, 8, 7], batch_samples=1, retries=0))
     finish(ledger, next_batch(ledger), "bad_states")
     in_flight = next_batch(ledger)
-    ledger.committed(0, [0, 1, 3])
-    ledger.committed(1, [1])
+    ledger.committed([0, 1, 3])
+    ledger.committed([1])
     assert [ledger.rows.state(r) for r in range(4)] == [State.COMMITTED] * 2 + [
         State.PENDING,
         State.COMMITTED,
