@@ -1,0 +1,134 @@
+"""The prepared table's Parquet objects: their schema and how they are written.
+
+Row groups are small, so that one row in random order is one small range read, and parts are bounded, so that
+a part fits in memory on its way to an object store.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage.errors import CorruptDump
+from storage.files import Store
+from storage.prompts.spec import PartInfo, PreparedRow, PreparedSummary
+
+FOLDER = "prompts"
+PREPARED_KEY = f"{FOLDER}/_prepared.json"
+
+_GROUP_TOKENS = 131_072
+_GROUP_ROWS = 4_096
+_PART_BYTES = 64 << 20
+
+SCHEMA = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("source_row", pa.int64()),
+        ("turn", pa.int32()),
+        ("tokens", pa.int32()),
+        ("skip_reason", pa.string()),
+        ("sample_id", pa.string()),
+        ("token_ids", pa.list_(pa.int32())),
+        ("loss_mask", pa.list_(pa.uint8())),
+    ]
+)
+"""One row a sample. ``tokens`` is 0 and the lists are empty where ``skip_reason`` isn't null; ``turn`` is set
+under ``split_turns`` only."""
+
+
+class PartWriter:
+    """Writes prepared rows in order, as ``prompts/part-00000.parquet`` and so on."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._parts: list[PartInfo] = []
+        self._rows: list[tuple[PreparedRow, int | None]] = []
+        self._tokens = 0
+        self._part_rows = 0
+        self._buffer: Any = None
+        self._writer: Any = None
+
+    def add(self, row: PreparedRow, turn: int | None) -> None:
+        """Appends one row.
+
+        Raises:
+            StorageError: a part can't be written.
+        """
+        full = len(self._rows) >= _GROUP_ROWS or self._tokens + row.token_ids.size > _GROUP_TOKENS
+        if self._rows and full:
+            self._flush_group()
+        self._rows.append((row, turn))
+        self._tokens += row.token_ids.size
+
+    def close(self) -> tuple[PartInfo, ...]:
+        """Writes what is left; the parts in row order."""
+        if self._rows:
+            self._flush_group()
+        if self._writer is not None:
+            self._flush_part()
+        return tuple(self._parts)
+
+    def _flush_group(self) -> None:
+        if self._writer is None:
+            self._buffer = pa.BufferOutputStream()
+            # Token ids hardly repeat enough for a dictionary to pay.
+            self._writer = pq.ParquetWriter(self._buffer, SCHEMA, compression="zstd", use_dictionary=False)
+        self._writer.write_table(_group_table(self._rows), row_group_size=_GROUP_ROWS)
+        self._part_rows += len(self._rows)
+        self._rows, self._tokens = [], 0
+        if self._buffer.tell() >= _PART_BYTES:
+            self._flush_part()
+
+    def _flush_part(self) -> None:
+        self._writer.close()
+        data = self._buffer.getvalue().to_pybytes()
+        key = f"{FOLDER}/part-{len(self._parts):05d}.parquet"
+        self._store.replace(key, data)
+        self._parts.append(PartInfo(key, self._part_rows, len(data)))
+        self._buffer, self._writer, self._part_rows = None, None, 0
+
+
+def read_prepared(store: Store) -> PreparedSummary | None:
+    """The summary of a complete preparation; None when there is none.
+
+    Raises:
+        CorruptDump: ``prompts/_prepared.json`` isn't what `prepare` writes.
+    """
+    try:
+        data = store.read(PREPARED_KEY)
+    except FileNotFoundError:
+        return None
+    try:
+        return PreparedSummary.from_json(json.loads(data))
+    except (ValueError, TypeError, KeyError) as exc:
+        raise CorruptDump(
+            f"{store.url}/{PREPARED_KEY} isn't a preparation's summary ({type(exc).__name__}: {exc}); "
+            "restore it from a copy, or collect into another folder"
+        ) from exc
+
+
+def _group_table(rows: list[tuple[PreparedRow, int | None]]) -> Any:
+    prepared = [row for row, _ in rows]
+    lengths = [row.token_ids.size for row in prepared]
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    return pa.table(
+        {
+            "row": [row.row for row in prepared],
+            "source_row": [row.source_row for row in prepared],
+            "turn": [turn for _, turn in rows],
+            "tokens": lengths,
+            "skip_reason": [row.skip_reason for row in prepared],
+            "sample_id": [row.sample_id for row in prepared],
+            "token_ids": pa.ListArray.from_arrays(
+                offsets, np.concatenate([row.token_ids for row in prepared])
+            ),
+            "loss_mask": pa.ListArray.from_arrays(
+                offsets, np.concatenate([row.loss_mask for row in prepared])
+            ),
+        },
+        schema=SCHEMA,
+    )

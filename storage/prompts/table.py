@@ -1,0 +1,156 @@
+"""Reads the prepared table: two small columns for planning, single rows for collecting."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage.errors import CorruptDump, OutputError
+from storage.files import Store
+from storage.prompts.parts import PREPARED_KEY, read_prepared
+from storage.prompts.spec import PartInfo, PreparedRow, PreparedSummary
+
+TO_COLLECT = 0
+SKIPPED = 1
+
+_CACHED_GROUPS = 8
+_ROW_COLUMNS = ("row", "source_row", "skip_reason", "sample_id", "token_ids", "loss_mask")
+
+
+class PromptTable:
+    """The prepared rows of a dump. Safe to use from several threads.
+
+    Args:
+        store: the dump, or any folder that holds its ``prompts/``.
+
+    Attributes:
+        summary: what the preparation recorded.
+        tokens: int32 [n], length of each row; 0 where skipped.
+        status: uint8 [n], `TO_COLLECT` or `SKIPPED`.
+
+    Raises:
+        OutputError: there is no complete preparation.
+        CorruptDump: a part is missing or isn't what the preparation recorded.
+    """
+
+    def __init__(self, store: Store) -> None:
+        summary = read_prepared(store)
+        if summary is None:
+            raise OutputError(
+                f"{store.url} holds no complete preparation: {PREPARED_KEY} is missing; run `hsdump collect` "
+                "on it again"
+            )
+        self.summary: PreparedSummary = summary
+        self._store = store
+        self._lock = threading.Lock()
+        self._groups: OrderedDict[tuple[int, int], Any] = OrderedDict()
+        self._metadata: list[Any] = []
+        self._group_ends: list[npt.NDArray[np.int64]] = []
+        self._part_ends = np.cumsum([part.rows for part in summary.parts], dtype=np.int64).tolist()
+        columns = [self._open_part(part) for part in summary.parts]
+        self.tokens: npt.NDArray[np.int32] = np.concatenate([tokens for tokens, _ in columns])
+        self.status: npt.NDArray[np.uint8] = np.concatenate([status for _, status in columns])
+
+    def __len__(self) -> int:
+        """Prepared rows, skipped ones included."""
+        return int(self.tokens.size)
+
+    def load(self, row: int) -> PreparedRow:
+        """One row with its token ids.
+
+        Raises:
+            IndexError: there is no such row.
+            CorruptDump: its part can't be read.
+        """
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)} prepared rows")
+        part = bisect.bisect_right(self._part_ends, row)
+        in_part = row - (self._part_ends[part - 1] if part else 0)
+        ends = self._group_ends[part]
+        group = int(np.searchsorted(ends, in_part, side="right"))
+        at = in_part - (int(ends[group - 1]) if group else 0)
+        table = self._group(part, group)
+        if table["row"][at].as_py() != row:
+            raise CorruptDump(f"{self._where(part)}: row {table['row'][at]} stands where row {row} belongs")
+        return PreparedRow(
+            row=row,
+            source_row=table["source_row"][at].as_py(),
+            sample_id=table["sample_id"][at].as_py(),
+            token_ids=table["token_ids"][at].values.to_numpy(zero_copy_only=False),
+            loss_mask=table["loss_mask"][at].values.to_numpy(zero_copy_only=False),
+            skip_reason=table["skip_reason"][at].as_py(),
+        )
+
+    def reasons(self) -> Iterator[tuple[int, str, str]]:
+        """(row, sample id, reason) of every skipped row."""
+        for part in range(len(self.summary.parts)):
+            table = self._read_columns(part, ["row", "sample_id", "skip_reason"])
+            skipped = table.filter(pa.compute.is_valid(table["skip_reason"]))
+            for columns in skipped.to_pylist():
+                yield columns["row"], columns["sample_id"], columns["skip_reason"]
+
+    def column(self, name: str) -> Any:
+        """One column of all rows as a pyarrow.ChunkedArray, without reading the others."""
+        tables = [self._read_columns(part, [name]) for part in range(len(self.summary.parts))]
+        return pa.concat_tables(tables)[name]
+
+    def _open_part(self, part: PartInfo) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+        size_bytes = self._store.size(part.key)
+        if size_bytes != part.size_bytes:
+            raise CorruptDump(
+                f"{self._store.url}/{part.key} has {size_bytes or 0} bytes, {part.size_bytes} were written; "
+                "restore it from a copy, or collect into another folder"
+            )
+        index = len(self._metadata)
+        with self._store.open_read(part.key) as file:
+            try:
+                metadata = pq.read_metadata(file)
+            except pa.ArrowException as exc:
+                raise self._unreadable(index, exc) from exc
+        self._metadata.append(metadata)
+        rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        self._group_ends.append(np.cumsum(rows, dtype=np.int64))
+        table = self._read_columns(index, ["tokens", "skip_reason"])
+        status = np.where(table["skip_reason"].is_valid().to_numpy(), SKIPPED, TO_COLLECT).astype(np.uint8)
+        return table["tokens"].to_numpy().astype(np.int32, copy=False), status
+
+    def _read_columns(self, part: int, columns: list[str]) -> Any:
+        with self._store.open_read(self.summary.parts[part].key) as file:
+            try:
+                return pq.ParquetFile(file, metadata=self._metadata[part]).read(columns=columns)
+            except (pa.ArrowException, OSError) as exc:
+                raise self._unreadable(part, exc) from exc
+
+    def _group(self, part: int, group: int) -> Any:
+        with self._lock:
+            cached = self._groups.get((part, group))
+            if cached is not None:
+                self._groups.move_to_end((part, group))
+                return cached
+            with self._store.open_read(self.summary.parts[part].key) as file:
+                try:
+                    reader = pq.ParquetFile(file, metadata=self._metadata[part], pre_buffer=True)
+                    table = reader.read_row_group(group, columns=list(_ROW_COLUMNS)).combine_chunks()
+                except (pa.ArrowException, OSError) as exc:
+                    raise self._unreadable(part, exc) from exc
+            self._groups[part, group] = table
+            if len(self._groups) > _CACHED_GROUPS:
+                self._groups.popitem(last=False)
+            return table
+
+    def _where(self, part: int) -> str:
+        return f"{self._store.url}/{self.summary.parts[part].key}"
+
+    def _unreadable(self, part: int, exc: Exception) -> CorruptDump:
+        return CorruptDump(
+            f"{self._where(part)} can't be read as Parquet ({exc}); restore it from a copy, or collect into "
+            "another folder"
+        )
