@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -21,6 +22,8 @@ BUFFER_BYTES = 16 << 20
 BUFFERS = 3
 BLOCK_BYTES = 4096
 """Alignment that O_DIRECT wants of offset, length and memory on every common disk."""
+
+_idle_buffers: list[mmap.mmap] = []
 
 ByteArray = npt.NDArray[np.uint8]
 
@@ -68,7 +71,7 @@ class LocalSink:
         self._direct_fd = _open_direct(self._temp)
         self._free: queue.SimpleQueue[mmap.mmap | None] = queue.SimpleQueue()
         for _ in range(BUFFERS):
-            self._free.put(None)  # mapped on first use: small objects never touch the others
+            self._free.put(None)  # taken on first use: small objects need one
         self._work: queue.SimpleQueue[tuple[mmap.mmap, int, int] | None] = queue.SimpleQueue()
         self._buffer: mmap.mmap | None = None
         self._start = self._fill = 0
@@ -90,7 +93,7 @@ class LocalSink:
             if self._buffer is not None and self._start + self._fill != offset + done:
                 self._submit()
             if self._buffer is None:
-                self._buffer = self._free.get() or mmap.mmap(-1, BUFFER_BYTES)
+                self._buffer = self._free.get() or _take_buffer()
                 self._start, self._fill = offset + done, 0
             count = min(length - done, BUFFER_BYTES - self._fill)
             fill(np.frombuffer(self._buffer, np.uint8, count, self._fill), done)
@@ -151,6 +154,9 @@ class LocalSink:
             return
         self._open = False
         self._join()
+        while not self._free.empty():
+            if (buffer := self._free.get()) is not None:
+                _idle_buffers.append(buffer)
         for fd in (self._fd, self._direct_fd):
             if fd is not None:
                 os.close(fd)
@@ -192,6 +198,18 @@ class BufferSink:
     def abort(self) -> None:
         """See `ObjectSink.abort`."""
         self._bytes = bytearray()
+
+
+def _take_buffer() -> mmap.mmap:
+    """An aligned buffer of `BUFFER_BYTES`; used ones first, whose pages needn't be faulted in again."""
+    try:
+        return _idle_buffers.pop()
+    except IndexError:
+        pass
+    buffer = mmap.mmap(-1, BUFFER_BYTES)
+    with contextlib.suppress(OSError, AttributeError):  # a kernel without huge pages is slower, not wrong
+        buffer.madvise(mmap.MADV_HUGEPAGE)
+    return buffer
 
 
 def _open_direct(path: Path) -> int | None:

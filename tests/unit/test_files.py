@@ -111,6 +111,7 @@ def test_a_sink_puts_pieces_where_they_belong_in_any_order(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sinks, "BUFFER_BYTES", 8192)  # so that pieces cross buffers
+    monkeypatch.setattr(sinks, "_idle_buffers", [])
     rng = np.random.default_rng(0)
     for case, sizes in enumerate([[4096, 8192, 20480, 100], [1, 4095, 4097, 3, 9000], [0, 5, 0]]):
         pieces = [rng.integers(1, 255, n, np.uint8) for n in sizes]
