@@ -2,7 +2,8 @@
 
 Boundary b is the residual stream after b decoder layers: the input of 0-based layer b. b = 0 is the embedding
 output; b = N is the last layer's output before the final norm and is called ``final``. Hugging Face's
-``hidden_states[b]`` is the same array for b < N; its ``hidden_states[N]`` is after the norm: ``final_normed``.
+``hidden_states[b]`` is the same array for b < N; its ``hidden_states[N]`` is after the norm:
+``final_normed``.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def eagle3_boundaries(num_layers: int) -> tuple[int, ...]:
     chosen = (2, num_layers // 2, num_layers - 3)
     if num_layers < 7 or len(set(chosen)) < 3:
         raise ConfigError(
-            f"capture.boundaries: the preset eagle3 is {{2, N//2, N-3}} and the model has N = {num_layers} layers, "
-            f"which gives {', '.join(map(str, chosen))}; name the boundaries as numbers"
+            f"capture.boundaries: the preset eagle3 is {{2, N//2, N-3}}; with the model's N = {num_layers} "
+            f"that gives {', '.join(map(str, chosen))}; name the boundaries as numbers"
         )
     return chosen
 

@@ -1,8 +1,8 @@
 """Framed JSON messages between a scheduler process and its actor, over a Unix socket.
 
 A frame is its length as a little-endian u32 and a JSON object; it may carry one file descriptor. No pickle: a
-peer can't run code here. The listener has a random abstract name, so that it leaves nothing in any file system, and
-takes only peers of the same user that know the session's token.
+peer can't run code here. The listener has a random abstract name, so that it leaves nothing in any file
+system, and takes only peers of the same user that know the session's token.
 """
 
 from __future__ import annotations

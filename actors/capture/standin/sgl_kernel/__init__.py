@@ -1,7 +1,7 @@
 """Stand-in for SGLang's CUDA kernel package on a host without an NVIDIA driver.
 
-The real package loads libcuda.so.1 when it is imported, and SGLang imports it even where it computes on the CPU.
-This one can be imported anywhere: each of its attributes, at any depth, raises when it is called.
+The real package loads libcuda.so.1 when it is imported, and SGLang imports it even where it computes on the
+CPU. This one can be imported anywhere: each of its attributes, at any depth, raises when it is called.
 """
 
 import importlib.abc

@@ -1,0 +1,125 @@
+"""One batch in the engine, as the actor sees it: a future for each segment and one for the record."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from typing import Any
+
+from actors.capture.forwards import CAPTURED
+from actors.capture.intake import Array, Intake
+from actors.capture.join import BatchJoin
+from actors.messages import Batch, BatchRecord, FailureKind
+from storage.layout import Layout
+
+
+class CaptureJob:
+    """A batch on its way; made by `CaptureSession.submit`.
+
+    Args:
+        batch: what was handed over.
+        layout: geometry of the states.
+        token_ids: [T] for each sample.
+        run_id: part of every request id.
+        serial: distinguishes this submission from an aborted one of the same attempts, whose request ids
+            SGLang may still hold.
+    """
+
+    def __init__(
+        self, batch: Batch, layout: Layout, token_ids: Sequence[Array], run_id: str, serial: int
+    ) -> None:
+        self.batch = batch
+        self.token_ids = token_ids
+        self.rids = [f"{CAPTURED}{run_id}:{s.row}:{s.attempt}:{serial}" for s in batch.samples]
+        self.join = BatchJoin(batch, layout, token_ids)
+        self._sample_of = {rid: i for i, rid in enumerate(self.rids)}
+        self._segments: list[Future[Array]] = [Future() for _ in batch.segments]
+        self._record: Future[BatchRecord] = Future()
+        self._started = time.monotonic()
+
+    @property
+    def num_segments(self) -> int:
+        """Segments of the batch."""
+        return len(self._segments)
+
+    def segment(self, index: int) -> Future[Array]:
+        """Done when every row of a segment is there or given up.
+
+        Returns:
+            Flat array of the layout's storage dtype; empty when all of the segment's samples failed.
+        """
+        return self._segments[index]
+
+    def record(self) -> Future[BatchRecord]:
+        """Done when every segment is."""
+        return self._record
+
+    def put(self, rid: str, start: int, states: list[Array], ids: Array) -> None:
+        """Takes rows of one of the batch's requests from the ring."""
+        self._deliver(self.join.put(self._sample_of[rid], start, states, ids))
+
+    def lost(self, rid: str, reason: str) -> None:
+        """Hears that a request's states couldn't be taken."""
+        self.fail(self._sample_of[rid], "other", reason)
+
+    def fail(self, sample: int, kind: FailureKind, reason: str) -> None:
+        """Gives a sample up."""
+        self._deliver(self.join.fail(sample, kind, reason))
+
+    def judge(self, sample: int, answer: dict[str, Any]) -> None:
+        """Holds the engine's answer for a sample against what was sent."""
+        meta = answer.get("meta_info", {})
+        finish = meta.get("finish_reason") or {}
+        sent = len(self.token_ids[sample])
+        if isinstance(finish, dict) and finish.get("type") == "abort":
+            self.fail(sample, "engine", f"the engine gave the request up: {finish.get('message')}")
+        elif meta.get("prompt_tokens") != sent:
+            text = f"the engine read {meta.get('prompt_tokens')} tokens, {sent} were sent"
+            self.fail(sample, "row_mismatch", text)
+        elif meta.get("cached_tokens"):
+            text = (
+                f"{meta['cached_tokens']} tokens came from a prefix cache, whose states were never computed"
+            )
+            self.fail(sample, "row_mismatch", text)
+
+    def route(self, intake: Intake) -> None:
+        """Has the requests' chunks brought here."""
+        for rid in self.rids:
+            intake.route(rid, self)
+
+    def finish(self, engine: str, intake: Intake, answered: float) -> None:
+        """Completes the batch: rows that haven't come by now never will."""
+        for rid in self.rids:
+            intake.forget(rid)
+        for i in range(len(self.rids)):
+            missing = self.join.missing_rows(i)
+            if missing:
+                self.fail(i, "row_mismatch", f"{missing} of {len(self.token_ids[i])} rows never came")
+        record = BatchRecord(
+            batch_id=self.batch.batch_id,
+            engine=engine,
+            outcomes=self.join.outcomes(),
+            prefill_s=answered - self._started,
+            drain_s=time.monotonic() - answered,
+        )
+        with contextlib.suppress(InvalidStateError):
+            self._record.set_result(record)
+
+    def break_off(self, intake: Intake, error: BaseException | None) -> None:
+        """Ends the job before its time: with an error, or cancelled."""
+        for rid in self.rids:
+            intake.forget(rid)
+        futures: list[Future[Any]] = [*self._segments, self._record]
+        for future in futures:
+            if error is None:
+                future.cancel()
+            else:
+                with contextlib.suppress(InvalidStateError):
+                    future.set_exception(error)
+
+    def _deliver(self, segments: Sequence[int]) -> None:
+        for s in segments:
+            with contextlib.suppress(InvalidStateError):
+                self._segments[s].set_result(self.join.segment(s))

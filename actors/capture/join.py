@@ -1,0 +1,184 @@
+"""Chunks of a batch's samples, joined by (request, position) into the batch's segments. No I/O.
+
+Shape legend: K states, H hidden size, n rows of a chunk, T a sample's tokens.
+
+Chunked prefill splits a sample over forwards and mixes samples in one; a request that the engine took back
+and ran again comes a second time. So a chunk's place follows from its position alone and a repeated one
+replaces.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from actors.messages import Batch, FailureKind, Piece, SampleFailure, SampleOutcome
+from storage.layout import Layout
+
+Array = np.ndarray[Any, Any]
+
+TILE_BYTES = 1 << 20
+"""Rows are copied and checked in tiles of about this size, so that the check reads them from the cache."""
+EXPONENT = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F80_0000}
+"""Bits of an infinity; magnitudes from here on are infinities and NaN."""
+
+
+def first_bad_row(bits: Array, dtype: str, zeros_allowed: bool = False) -> tuple[int, str] | None:
+    """First row with a non-finite value or nothing but zeros, and which of both; works on the bits.
+
+    As a signed integer the largest value of a row is its largest positive magnitude, as an unsigned one its
+    largest negative; two reductions without a temporary array see everything.
+
+    Args:
+        bits: [n, H], unsigned.
+        dtype: element type that the bits stand for.
+        zeros_allowed: an all-zero row is no error.
+    """
+    limit = EXPONENT[dtype]
+    sign = 1 << (bits.dtype.itemsize * 8 - 1)
+    positive = bits.view(np.dtype(f"i{bits.dtype.itemsize}")).max(axis=1)
+    negative = bits.max(axis=1)
+    broken = (positive >= limit) | (negative >= sign + limit)
+    if broken.any():
+        return int(broken.argmax()), "has non-finite values"
+    if not zeros_allowed:
+        empty = (positive <= 0) & (negative <= sign)
+        if empty.any():
+            return int(empty.argmax()), "is all zeros"
+    return None
+
+
+class BatchJoin:
+    """One batch while its states arrive. `put` may be called by several threads for different samples.
+
+    Args:
+        batch: the samples and their segments.
+        layout: geometry of the states.
+        token_ids: what is sent, [T] for each sample.
+    """
+
+    def __init__(self, batch: Batch, layout: Layout, token_ids: Sequence[Array]) -> None:
+        self._batch = batch
+        self._layout = layout
+        self._token_ids = [np.asarray(ids, dtype=np.int32) for ids in token_ids]
+        self._places: list[list[tuple[int, int, Piece]]] = [[] for _ in batch.samples]
+        self._missing = [0] * len(batch.segments)
+        width = layout.num_states * layout.hidden_size
+        self._segments: list[Array] = []
+        for s, pieces in enumerate(batch.segments):
+            base = 0
+            for piece in pieces:
+                self._places[piece.sample].append((s, base, piece))
+                base += piece.rows * width
+                self._missing[s] += piece.rows
+            # Zeros, not garbage, where a failed sample's rows never come; untouched pages cost nothing.
+            self._segments.append(np.zeros(base, dtype=layout.storage_dtype))
+        self._covered = [np.zeros(s.tokens, dtype=bool) for s in batch.samples]
+        self._failures: list[SampleFailure | None] = [None] * len(batch.samples)
+        self._lock = threading.Lock()
+
+    def put(self, sample: int, start: int, states: Sequence[Array], ids: Array) -> list[int]:
+        """Places rows of a sample.
+
+        Args:
+            sample: position in the batch.
+            start: token that the first row belongs to.
+            states: K arrays [n, H] of bits, any stride between rows.
+            ids: token ids that the engine read for these rows [n].
+
+        Returns:
+            Segments that became complete by it.
+        """
+        end = start + len(ids)
+        sent = self._token_ids[sample]
+        if self._failures[sample] is not None:
+            return []
+        if end > len(sent) or not np.array_equal(sent[start:end], ids):
+            reason = f"rows {start}..{end} are of other tokens than the {len(sent)} that were sent"
+            return self.fail(sample, "row_mismatch", reason)
+        bad = None
+        for s, base, piece in self._places[sample]:
+            lo, hi = max(start, piece.token_start), min(end, piece.token_start + piece.rows)
+            if lo < hi and self._missing[s]:
+                bad = bad or self._copy(s, base, piece, lo, hi, start, states)
+        if bad is not None:
+            return self.fail(sample, "bad_states", bad)
+        return self._cover(sample, start, end)
+
+    def fail(self, sample: int, kind: FailureKind, reason: str) -> list[int]:
+        """Gives a sample up: its rows aren't waited for any more. The first failure stays.
+
+        Returns:
+            Segments that became complete by it.
+        """
+        with self._lock:
+            if self._failures[sample] is None:
+                self._failures[sample] = SampleFailure(kind, reason)
+        return self._cover(sample, 0, len(self._covered[sample]))
+
+    def missing_rows(self, sample: int) -> int:
+        """Rows of a sample that haven't come and are still waited for."""
+        with self._lock:
+            return int(np.count_nonzero(~self._covered[sample]))
+
+    def failed(self, sample: int) -> bool:
+        """Whether the sample was given up."""
+        return self._failures[sample] is not None
+
+    @property
+    def complete(self) -> bool:
+        """Whether no segment waits for rows."""
+        return not any(self._missing)
+
+    def segment(self, index: int) -> Array:
+        """A segment's flat array; empty where every sample in it was given up."""
+        if all(self.failed(piece.sample) for piece in self._batch.segments[index]):
+            return np.zeros(0, dtype=self._layout.storage_dtype)
+        return self._segments[index]
+
+    def outcomes(self) -> tuple[SampleOutcome, ...]:
+        """What became of each sample, in the batch's order."""
+        return tuple(
+            SampleOutcome(s.row, s.attempt, failure)
+            for s, failure in zip(self._batch.samples, self._failures, strict=True)
+        )
+
+    def _copy(
+        self, segment: int, base: int, piece: Piece, lo: int, hi: int, start: int, states: Sequence[Array]
+    ) -> str | None:
+        """Copies rows lo..hi of a sample into a piece; says what is wrong with them, if anything is."""
+        layout = self._layout
+        size = layout.num_states * piece.rows * layout.hidden_size
+        target = self._segments[segment][base : base + size].reshape(
+            layout.num_states, piece.rows, layout.hidden_size
+        )
+        step = max(1, TILE_BYTES // (layout.hidden_size * layout.itemsize))
+        for k, source in enumerate(states):
+            # The embedding of a padding token may be zero by right.
+            zeros_allowed = layout.states[k] == 0
+            for a in range(lo, hi, step):
+                b = min(a + step, hi)
+                tile = target[k, a - piece.token_start : b - piece.token_start]
+                tile[:] = source[a - start : b - start]
+                bad = first_bad_row(tile, layout.dtype, zeros_allowed)
+                if bad is not None:
+                    return f"state {layout.states[k]}, token {a + bad[0]} {bad[1]}"
+        return None
+
+    def _cover(self, sample: int, start: int, end: int) -> list[int]:
+        done: list[int] = []
+        with self._lock:
+            for s, _, piece in self._places[sample]:
+                lo, hi = max(start, piece.token_start), min(end, piece.token_start + piece.rows)
+                if lo >= hi:
+                    continue
+                covered = self._covered[sample][lo:hi]
+                new = int(np.count_nonzero(~covered))
+                covered[:] = True
+                self._missing[s] -= new
+                if new and self._missing[s] == 0:
+                    done.append(s)
+        return done

@@ -1,0 +1,199 @@
+"""From a forward's tensors into the ring, without holding up the forward.
+
+Each tensor goes to a contiguous destination in one copy: a strided copy from the GPU ran at less than half
+the speed of the whole engine where contiguous ones cost nothing. On the GPU the copies run on a side stream
+and a thread of its own waits for them; on the CPU they are plain memcpy.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from actors.capture.ring import RingProducer, aligned
+from actors.capture.wire import Channel, ChannelClosed
+from storage.layout import Layout
+
+logger = logging.getLogger(__name__)
+
+ID_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Request:
+    """Rows of one request inside a forward.
+
+    Attributes:
+        rid: SGLang's request id.
+        start: position of its first row in the request's prompt.
+        rows: how many.
+        row: index of its first row in the forward.
+    """
+
+    rid: str
+    start: int
+    rows: int
+    row: int
+
+
+class WrongStates(Exception):
+    """A forward gave states of another number, shape or element type than asked for."""
+
+
+def block_bytes(layout: Layout, rows: int) -> int:
+    """Room that a forward of ``rows`` tokens takes in the ring: every state, then the token ids."""
+    per_state = aligned(rows * layout.hidden_size * layout.itemsize)
+    return per_state * layout.num_states + aligned(rows * ID_BYTES)
+
+
+class Tap:
+    """Copies captured forwards into the ring and publishes them in order.
+
+    Args:
+        layout: states, hidden size and element type that are asked for.
+        num_boundaries: how many of the states are boundaries, which the model's collector gives.
+        ring: where to.
+        channel: where blocks are published.
+        device: of the model; "cuda" pins the ring.
+    """
+
+    def __init__(
+        self, layout: Layout, num_boundaries: int, ring: RingProducer, channel: Channel, device: str
+    ) -> None:
+        self._layout = layout
+        self._num_boundaries = num_boundaries
+        self._dtype: torch.dtype = getattr(torch, layout.dtype)
+        self._ring = ring
+        self._channel = channel
+        self._memory = torch.frombuffer(ring.memory.mapping, dtype=torch.uint8)
+        self._cuda = device == "cuda"
+        self._stream: Any = torch.cuda.Stream() if self._cuda else None  # type: ignore[no-untyped-call]
+        if self._cuda:
+            self._pin()
+        self._blocks = 0
+        self._queue: queue.SimpleQueue[tuple[Any, dict[str, Any]]] = queue.SimpleQueue()
+        threading.Thread(target=self._publish, name="hsdump-publish", daemon=True).start()
+
+    def take(
+        self,
+        requests: Sequence[Request],
+        aux: torch.Tensor | Sequence[torch.Tensor] | None,
+        final: torch.Tensor | None,
+        final_normed: torch.Tensor,
+        input_ids: torch.Tensor,
+    ) -> None:
+        """Starts copying the rows of a forward; returns before they are there.
+
+        Args:
+            requests: which rows are whose.
+            aux: the collector's [rows, K*H], or K tensors [rows, H].
+            final: boundary N [rows, H].
+            final_normed: what the inner model returned [rows, H].
+            input_ids: [rows].
+
+        Raises:
+            WrongStates: number, shape or element type isn't what was asked for.
+        """
+        rows = max(r.row + r.rows for r in requests)
+        sources = self._sources(rows, aux, final, final_normed)
+        ids = input_ids[:rows].to(torch.int32)
+        sizes = [aligned(s.numel() * s.element_size()) for _, s in sources]
+        offset = self._ring.take(sum(sizes) + aligned(rows * ID_BYTES))
+        if offset is None:
+            return
+        parts, at = [], 0
+        placed: list[tuple[torch.Tensor, int]] = []
+        for (states, source), size in zip(sources, sizes, strict=True):
+            parts.append({"states": states, "at": at})
+            placed.append((source, offset + at))
+            at += size
+        placed.append((ids, offset + at))
+        event = self._copy(placed)
+        self._blocks += 1
+        block = {
+            "block": self._blocks,
+            "offset": offset,
+            "rows": rows,
+            "parts": parts,
+            "ids_at": at,
+            "requests": [[r.rid, r.start, r.rows, r.row] for r in requests],
+        }
+        self._queue.put((event, block))
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends a message after every block that was taken before it."""
+        self._queue.put((None, message))
+
+    def _sources(
+        self,
+        rows: int,
+        aux: torch.Tensor | Sequence[torch.Tensor] | None,
+        final: torch.Tensor | None,
+        final_normed: torch.Tensor,
+    ) -> list[tuple[list[int], torch.Tensor]]:
+        b, hidden = self._num_boundaries, self._layout.hidden_size
+        sources: list[tuple[list[int], torch.Tensor]] = []
+        if isinstance(aux, torch.Tensor):
+            sources.append((list(range(b)), aux))
+        elif b:
+            if aux is None or len(aux) != b:
+                raise WrongStates(
+                    f"the collector gave {0 if aux is None else len(aux)} states, {b} were asked"
+                )
+            sources += [([k], state) for k, state in enumerate(aux)]
+        for name, tensor in (("final", final), ("final_normed", final_normed)):
+            if name in self._layout.states:
+                if tensor is None:
+                    raise WrongStates(f"this model's final norm didn't give {name}")
+                sources.append(([self._layout.states.index(name)], tensor))
+        for states, tensor in sources:
+            want = (rows, len(states) * hidden)
+            if tensor.dim() != 2 or tensor.shape[0] < rows or tensor.shape[1] != want[1]:
+                raise WrongStates(f"states {states} have shape {tuple(tensor.shape)}, {want} was asked")
+            if tensor.dtype != self._dtype:
+                raise WrongStates(f"states {states} are {tensor.dtype}, the dump holds {self._dtype}")
+        return [(states, tensor[:rows]) for states, tensor in sources]
+
+    def _copy(self, placed: Sequence[tuple[torch.Tensor, int]]) -> Any:
+        if self._stream is None:
+            for source, offset in placed:
+                self._at(source, offset).copy_(source)
+            return None
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for source, offset in placed:
+                self._at(source, offset).copy_(source, non_blocking=True)
+        for source, _ in placed:
+            source.record_stream(self._stream)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
+
+    def _at(self, like: torch.Tensor, offset: int) -> torch.Tensor:
+        size = like.numel() * like.element_size()
+        return self._memory[offset : offset + size].view(like.dtype).view(like.shape)
+
+    def _publish(self) -> None:
+        while True:
+            event, message = self._queue.get()
+            if event is not None:
+                event.synchronize()
+            try:
+                self._channel.send(message)
+            except ChannelClosed:
+                return
+
+    def _pin(self) -> None:
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        status = runtime.cudaHostRegister(self._memory.data_ptr(), self._memory.numel(), 0)
+        if int(status) != 0:
+            raise RuntimeError(
+                f"cudaHostRegister of the ring's {self._memory.numel() >> 20} MiB failed with {status}; "
+                "raise the locked memory limit (ulimit -l) of the node's Ray process"
+            )
