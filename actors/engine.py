@@ -12,6 +12,8 @@ import logging
 import os
 import socket
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ import ray
 
 from actors.capture.session import CaptureJob, CaptureSession
 from actors.messages import Batch, BatchRecord, EngineInfo, EngineSpec
+from actors.models import local_model
 from storage.errors import EngineDead
 from storage.files import Store
 from storage.prompts import PromptTable
@@ -32,6 +35,8 @@ class EngineActor:
     """Asynchronous actor; created by the driver, named ``engine-0``, ``engine-1``, ..."""
 
     def __init__(self, spec: EngineSpec) -> None:
+        if not Path(spec.model_path).is_dir():
+            spec = replace(spec, model_path=local_model(spec.model_source, spec.revision))
         self._spec = spec
         self._session = CaptureSession(spec)
         self._jobs: dict[str, asyncio.Future[CaptureJob]] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import platform
 import time
 from collections.abc import Sequence
@@ -13,8 +12,10 @@ from pathlib import Path
 
 import ray
 
+from actors.balance import Limits
 from actors.messages import CaptureSpec, EngineSpec, WriterSpec
-from cluster.config import RunConfig, load_run
+from actors.run_messages import CoordinatorSpec, RunSummary
+from cluster.config import load_run
 from cluster.driver import Driver
 from cluster.fleet import Fleet
 from cluster.output import check_nodes_see, open_output, ship_prompts
@@ -25,11 +26,15 @@ from cluster.session import connect
 from storage.dump import DumpHeader, check_identity, open_or_create, read_header
 from storage.errors import IncompleteRun, OutputError
 from storage.files import Store
+from storage.layout import Layout
 from storage.prompts import PreparedSummary, prepare, prompts_identity
-from storage.table import Account, read_account
+from storage.table import read_account
 
 RUN_KEY = "run.json"
-_PROBE_ROWS_BYTES = 3
+_INFLIGHT_SHARE = 0.4
+"""Of a node's object store: one part in flight, one for the copy that a writer on another node pulls, and air."""
+_BATCHES_PER_ENGINE = 3
+"""One is prefilled, one waits, one drains: the engine never waits for a writer."""
 
 
 def collect(run_file: str, overrides: Sequence[str], *, address: str | None, start: Path) -> None:
@@ -60,11 +65,17 @@ def collect(run_file: str, overrides: Sequence[str], *, address: str | None, sta
         places = place_engines(nodes, gpus, config.engine.count)
         fleet = _fleet(store, run, header, gpus, nodes, session.log_dir)
         started = time.time()
-        driver = Driver(store, run, header, fleet, gpus, session)
-        account = driver.run(nodes, places)
-    _record(store, run, session.log_dir, started, account)
+        driver = Driver(store, config, fleet, gpus, _coordinator(store, run, header.layout, nodes))
+        summary = driver.run(nodes, places)
+    _record(store, run, session.log_dir, started, summary)
+    account = summary.account
+    if account is None:
+        raise IncompleteRun(
+            f"{summary.stopped}: {summary.counts.committed} of {summary.counts.total} rows are committed; the same "
+            "command goes on from there"
+        )
     say_account(account, header.layout)
-    say_next_steps(store, session)
+    say_next_steps(store.url, session)
     if account.failed:
         raise IncompleteRun(
             f"{account.failed} of {account.rows} rows failed; `hsdump inspect {store.url}` lists the reasons, and "
@@ -92,7 +103,7 @@ def _refuse_foreign(store: Store) -> None:
     if root is None or not root.exists():
         return
     names = {p.name for p in root.iterdir()}
-    ours = {"zarr.json", "prompts", ".tmp", ".probe"}
+    ours = {"zarr.json", "prompts", ".tmp"}
     if names and not names & ours:
         shown = ", ".join(sorted(names)[:3])
         raise OutputError(f"output {root}: holds something else ({shown}, ...); give a new or an empty folder")
@@ -115,12 +126,14 @@ def _fleet(
         prompts_url=store.url,
         run_id=run.run_id,
         model_path=run.model_path,
+        model_source=config.model.path,
+        revision=config.model.revision,
         dtype=config.model.dtype,
         gpus=gpus,
         replicas=config.engine.replicas,
         trust_remote_code=config.model.trust_remote_code,
         capture=CaptureSpec(run.boundaries, run.final, run.final_normed, run.model.num_layers, header.layout),
-        ring_bytes=0,
+        ring_bytes=config.limits.ring_bytes,
         log_dir=str(log_dir),
         load_timeout_s=config.engine.load_timeout_s,
         stall_timeout_s=config.engine.stall_timeout_s,
@@ -137,14 +150,41 @@ def _fleet(
     return Fleet(engine, writer, prompts_urls)
 
 
-def _record(store: Store, run: Run, log_dir: Path, started: float, account: Account) -> None:
+def _coordinator(store: Store, run: Run, layout: Layout, nodes: Sequence[Node]) -> CoordinatorSpec:
+    limits = run.config.limits
+    in_flight_bytes = limits.inflight_bytes
+    if in_flight_bytes == "auto":
+        in_flight_bytes = int(_INFLIGHT_SHARE * min(n.object_store_bytes for n in nodes))
+    return CoordinatorSpec(
+        dump_url=store.url,
+        run_id=run.run_id,
+        layout=layout,
+        limits=Limits(
+            batch_tokens=limits.batch_tokens,
+            batch_bytes=in_flight_bytes // _BATCHES_PER_ENGINE,
+            batch_samples=limits.batch_samples,
+            batches_per_engine=_BATCHES_PER_ENGINE,
+            in_flight_bytes=in_flight_bytes,
+            retries=limits.sample_retries,
+            failures_in_a_row=limits.breaker_failures,
+        ),
+        infrastructure_per_hour=limits.losses_per_hour,
+        stall_timeout_s=run.config.engine.stall_timeout_s,
+        drain_timeout_s=limits.drain_timeout_s,
+    )
+
+
+def _record(store: Store, run: Run, log_dir: Path, started: float, summary: RunSummary) -> None:
     """``run.json``: the last invocation, for people; nothing reads it back."""
     record = {
         "run_id": run.run_id,
         "config": run.config.model_dump(mode="json"),
         "started_unix_s": round(started, 1),
         "seconds": round(time.time() - started, 1),
-        "account": asdict(account),
+        "counts": asdict(summary.counts),
+        "stopped": summary.stopped,
+        "stored_bytes": summary.stored_bytes,
+        "events": dict(summary.events),
         "host": platform.node(),
         "logs": str(log_dir),
     }

@@ -148,10 +148,13 @@ class LimitsConfig(_Section):
     """Samples in one batch."""
     inflight_bytes: int | Literal["auto"] = "auto"
     """Bytes of states in flight per node. `auto` is 0.4 of the node's object store."""
+    ring_bytes: int = Field(default=0, ge=0)
+    """Shared memory between an engine's first rank and its actor, in bytes; 0 is room for four forwards."""
     sample_retries: int = Field(default=2, ge=0, le=100)
     """Retries of a sample that fails by its own fault."""
-    engine_deaths_per_hour: int = Field(default=20, ge=1)
-    """Engine and writer deaths in an hour at which the run stops."""
+    losses_per_hour: int = Field(default=20, ge=1)
+    """Engines, writers and batches lost within an hour that are borne; one more stops the run. Losses to
+    pre-emption aren't counted."""
     breaker_failures: int = Field(default=50, ge=1)
     """Sample failures in a row, without one success, at which the run stops."""
     object_store_bytes: int | None = Field(default=None, ge=80 * _MIB)

@@ -14,17 +14,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from actors.budgets import FailureRate
 from actors.capture.proof import report_lines
-from actors.coordinator import Coordinator, CoordinatorSpec, RunSummary
+from actors.coordinator import Coordinator
 from actors.messages import EngineInfo
-from cluster.fleet import DeathBudget, Fleet, Member
+from actors.run_messages import CoordinatorSpec, RunSummary
+from cluster.config import RunConfig
+from cluster.fleet import Fleet, Member
 from cluster.placement import Node, place_engines, read_nodes
-from cluster.report import say, status_line
-from cluster.run import Run
-from storage.dump import DumpHeader
-from storage.errors import EngineDead, HsdumpError, IncompleteRun, ProofFailed, ResourceError
+from cluster.report import Pace, say
+from storage.errors import EngineDead, HsdumpError, IncompleteRun, ResourceError
 from storage.files import Store
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 REPORT_KEY = "capture_report.json"
 STATUS_EVERY_S = 10.0
 _TURN_S = 1.0
+_HOUR_S = 3600.0
 _Handler = Callable[[Any], None]
 
 
@@ -40,23 +42,22 @@ class Driver:
 
     Args:
         store: the dump.
-        run: the resolved run file.
-        header: the dump's header.
+        config: the run file.
         fleet: creates engines and writers.
         gpus: of one engine.
         coordinator: what the coordinator is given; its generation counts up with every replacement.
     """
 
     def __init__(
-        self, store: Store, run: Run, header: DumpHeader, fleet: Fleet, gpus: int, coordinator: CoordinatorSpec
+        self, store: Store, config: RunConfig, fleet: Fleet, gpus: int, coordinator: CoordinatorSpec
     ) -> None:
         self._store = store
-        self._run = run
-        self._header = header
+        self._config = config
         self._fleet = fleet
         self._gpus = gpus
         self._spec = coordinator
-        self._deaths = DeathBudget(run.config.limits.engine_deaths_per_hour)
+        self._losses = FailureRate(config.limits.losses_per_hour, _HOUR_S)
+        self._pace = Pace()
         self._waiting: dict[ray.ObjectRef, _Handler] = {}
         self._summary: RunSummary | None = None
         self._reports: dict[str, Any] = {}
@@ -101,11 +102,6 @@ class Driver:
             if time.monotonic() >= next_status:
                 next_status += STATUS_EVERY_S
                 self._await(self._coordinator.status.remote(), self._on_status)
-        if self._stop_asked:
-            raise IncompleteRun(
-                f"stopped as asked: {self._summary.committed} of {self._summary.rows} rows are committed; the same "
-                "command goes on from there"
-            )
         return self._summary
 
     def _await(self, ref: ray.ObjectRef, handler: _Handler) -> None:
@@ -132,7 +128,7 @@ class Driver:
 
     def _replace_coordinator(self, error: RayActorError) -> None:
         reason = str(error).splitlines()[0]
-        self._deaths.spend("the coordinator", reason)
+        self._spend("the coordinator", reason)
         say("the coordinator died; a new one starts from the manifests, engines go on")
         logger.warning("coordinator died: %s", reason)
         self._waiting = {r: h for r, h in self._waiting.items() if h not in (self._on_loss, self._on_status)}
@@ -191,7 +187,7 @@ class Driver:
         if member is None or self._stop_asked:
             return
         say(f"{name} died ({reason}); replacing it")
-        self._deaths.spend(name, reason)
+        self._spend(name, reason)
         nodes = read_nodes()
         if engine:
             taken = [m.node_id for m in self._fleet.engines.values()]
@@ -206,6 +202,17 @@ class Driver:
             here = member.node_id if member.node_id in alive else ray.get_runtime_context().get_node_id()
             self._started(self._fleet.add_writer(here))
 
+    def _spend(self, name: str, reason: str) -> None:
+        """Counts a loss; too many within an hour end the run."""
+        now = time.monotonic()
+        self._losses.record(now)
+        if self._losses.exceeded(now):
+            raise IncompleteRun(
+                f"more than limits.losses_per_hour = {self._losses.limit} engines and writers were lost within an "
+                f"hour, the last one {name}: {reason}. What is committed is safe; mend the cause and run the same "
+                "command again"
+            )
+
     def _lose_place(self, error: ResourceError) -> None:
         if self._fleet.engines:
             say(f"going on with {len(self._fleet.engines)} engines: {error}")
@@ -213,7 +220,7 @@ class Driver:
         raise IncompleteRun(f"no engine is left and none can be started: {error}") from error
 
     def _writer_places(self, engine_places: Sequence[str]) -> list[str]:
-        config = self._run.config.writers
+        config = self._config.writers
         if config.place == "head":
             return [ray.get_runtime_context().get_node_id()] * config.per_node
         return [p for p in dict.fromkeys(engine_places) for _ in range(config.per_node)]
@@ -234,8 +241,8 @@ class Driver:
 
     def _on_status(self, ref: ray.ObjectRef) -> None:
         try:
-            say(status_line(ray.get(ref), self._fleet))
-        except (RayError, GetTimeoutError):
+            say(self._pace.line(ray.get(ref)))
+        except RayError:
             return  # a dead coordinator is answered by `_on_end`
 
     def _catch_signals(self) -> None:
@@ -249,7 +256,7 @@ class Driver:
         self._stop_asked = True
 
     def _stop(self) -> None:
-        timeout_s = self._run.config.limits.drain_timeout_s
+        timeout_s = self._config.limits.drain_timeout_s
         say(f"stopping: no more work is handed out; open shards are sealed within {timeout_s:.0f} s")
         self._stop_deadline = time.monotonic() + timeout_s
         self._coordinator.stop.remote("asked to stop")
@@ -261,6 +268,3 @@ def _cause(error: RayTaskError) -> Exception:
     if isinstance(cause, HsdumpError):
         return cause
     return EngineDead(f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause) else ''}")
-
-
-__all__ = ["Driver", "ProofFailed"]

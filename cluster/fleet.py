@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +17,6 @@ from actors.engine import EngineActor
 from actors.messages import EngineInfo, EngineSpec, WriterInfo, WriterSpec
 from actors.synthetic import SyntheticEngine
 from actors.writer import CONCURRENCY_GROUPS, WriterActor
-from storage.errors import IncompleteRun
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +24,6 @@ _NO_GPU = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
 """``num_gpus=0`` alone doesn't hide a node's GPUs from a process."""
 
 _SHUTDOWN_WAIT_S = 20.0
-_WINDOW_S = 3600.0
 
 
 @dataclass
@@ -44,37 +41,6 @@ class Member:
     started: ray.ObjectRef
     deadline: float
     info: EngineInfo | WriterInfo | None = None
-
-
-class DeathBudget:
-    """Deaths of engines and writers, bounded as a rate.
-
-    Args:
-        per_hour: deaths within an hour at which the run stops.
-        now: clock in seconds.
-    """
-
-    def __init__(self, per_hour: int, now: Callable[[], float] = time.monotonic) -> None:
-        self._per_hour = per_hour
-        self._now = now
-        self._times: deque[float] = deque()
-
-    def spend(self, name: str, reason: str) -> None:
-        """Counts a death.
-
-        Raises:
-            IncompleteRun: the budget is spent.
-        """
-        now = self._now()
-        self._times.append(now)
-        while self._times[0] < now - _WINDOW_S:
-            self._times.popleft()
-        if len(self._times) >= self._per_hour:
-            raise IncompleteRun(
-                f"{len(self._times)} engines and writers died within an hour, the last one {name}: {reason}. "
-                "What is committed is safe; mend the cause and run the same command again, or raise "
-                "limits.engine_deaths_per_hour"
-            )
 
 
 class Fleet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from cluster.placement import Node
 from storage.errors import OutputError, StorageError
 from storage.files import Store
 
-_PROBE_FOLDER = ".probe"
+_PROBE_FOLDER = ".tmp"
 _PROBE_WAIT_S = 60.0
 
 
@@ -50,7 +51,7 @@ def check_nodes_see(store: Store, nodes: Sequence[Node]) -> None:
         StorageError: this process itself can't write there.
     """
     nonce = uuid.uuid4().hex
-    asked = f"{_PROBE_FOLDER}/{nonce}"
+    asked = f"{_PROBE_FOLDER}/probe-{nonce}"
     store.put_if_absent(asked, nonce.encode())
     task = ray.remote(_answer_probe)
     calls = {
@@ -81,11 +82,45 @@ def check_nodes_see(store: Store, nodes: Sequence[Node]) -> None:
 def _answer_probe(store: Store, nonce: str, node_id: str) -> str:
     """On a node: reads the nonce and answers beside it. Empty when all is well, else what is wrong."""
     try:
-        if store.read(f"{_PROBE_FOLDER}/{nonce}") != nonce.encode():
+        if store.read(f"{_PROBE_FOLDER}/probe-{nonce}") != nonce.encode():
             return "another file is there"
-        store.put_if_absent(f"{_PROBE_FOLDER}/{nonce}-{node_id}", b"")
+        store.put_if_absent(f"{_PROBE_FOLDER}/probe-{nonce}-{node_id}", b"")
     except FileNotFoundError:
         return "what this machine wrote isn't there"
     except StorageError as error:
         return str(error)
     return ""
+
+
+def ship_prompts(store: Store, nodes: Sequence[Node], run_id: str) -> dict[str, str]:
+    """Copies the prepared prompts to nodes that don't see the output.
+
+    Returns:
+        Node id -> folder there that holds ``prompts/``.
+
+    Raises:
+        OutputError: a node can't take the copy.
+    """
+    files = {key: ray.put(store.read(key)) for key, _ in store.list("prompts")}
+    task = ray.remote(_take_prompts)
+    calls = {
+        node: task.options(
+            num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+        ).remote(run_id, list(files), *files.values())
+        for node in nodes
+    }
+    try:
+        return {node.node_id: ray.get(call) for node, call in calls.items()}
+    except ray.exceptions.RayError as error:
+        raise OutputError(
+            f"the prompts of {store.url} can't be copied to every node: {str(error).strip().splitlines()[-1]}"
+        ) from error
+
+
+def _take_prompts(run_id: str, keys: list[str], *contents: bytes) -> str:
+    """On a node: writes the prompts below its temporary folder, which the run doesn't outlive."""
+    folder = Path(tempfile.gettempdir()) / f"hsdump-prompts-{run_id}"
+    copy = Store(str(folder))
+    for key, content in zip(keys, contents, strict=True):
+        copy.replace(key, content)
+    return str(folder)

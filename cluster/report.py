@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from actors.run_messages import Status
+from cluster.session import Session
 from storage.layout import Layout
 from storage.prompts import PreparedSummary
 from storage.table import Account
@@ -43,3 +45,50 @@ def say_account(account: Account, layout: Layout) -> None:
         f"{account.rows} rows = {account.committed} committed + {account.skipped} skipped + {account.failed} failed; "
         f"{account.tokens:,} tokens x {layout.bytes_per_token:,} bytes = {size(stored)} of states"
     )
+
+
+def say_next_steps(url: str, session: Session) -> None:
+    """Where everything is, and what to type next."""
+    say(f"dump: {url}   logs: {session.log_dir}")
+    say("next:")
+    for command, why in (
+        (f"hsdump verify {url} --reference 8", "every byte, and 8 samples against Hugging Face"),
+        (f"hsdump inspect {url}", "what is in it"),
+    ):
+        say(f"  {command}   # {why}")
+
+
+class Pace:
+    """Turns two looks at a run into a rate and a time to go."""
+
+    def __init__(self) -> None:
+        self._started: tuple[float, int] | None = None
+
+    def line(self, status: Status) -> str:
+        """One line: how far, how fast, how long still, what is wrong."""
+        counts, now = status.counts, time.monotonic()
+        if self._started is None and status.captured_tokens:
+            self._started = (now, status.captured_tokens)
+        done = counts.committed + counts.written
+        parts = [
+            f"{done}/{counts.total - counts.skipped} samples ({counts.committed} committed, {counts.failed} failed)",
+            f"{len(status.engines)} engines",
+            f"{size(sum(status.in_flight_bytes.values()))} in flight",
+        ]
+        if self._started is not None and now > self._started[0]:
+            rate = (status.captured_tokens - self._started[1]) / (now - self._started[0])
+            parts.insert(1, f"{rate:,.0f} tokens/s")
+            left = status.tokens - status.committed_tokens
+            if rate > 0:
+                parts.insert(2, f"{_duration(left / rate)} to go")
+        if status.paused:
+            parts.append(f"paused: {status.paused}")
+        if status.last_problem:
+            parts.append(f"last problem: {status.last_problem}")
+        return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours} h {m:02d} min" if hours else f"{m} min {s:02d} s" if m else f"{s} s"

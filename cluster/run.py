@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 from actors.capture.boundary import resolve_boundaries
-from actors.capture.flags import check_server_args
+from actors.capture.flags import check_flags
 from actors.capture.model_info import ModelInfo, read_model_info
 from actors.models import local_model
 from cluster.config import MarkersPolicy, PromptsConfig, RunConfig, local_path
@@ -89,7 +89,7 @@ def resolve(config: RunConfig, start: Path) -> Run:
     Raises:
         UserError: the first thing that can't work, with the remedy.
     """
-    check_server_args(config.engine.args)
+    check_flags(config.engine.args)
     source = config.model.path
     here = local_path(source, start)
     model_path = local_model(here if Path(here).is_dir() else source, config.model.revision)

@@ -43,8 +43,8 @@ def connect(address: str | None, object_store_bytes: int | None) -> Iterator[Ses
         ResourceError: no cluster at the address, or a local one doesn't start.
     """
     where = address or os.environ.get("RAY_ADDRESS")
-    # Ray would otherwise say on stderr, once a process, what is in its log files anyway.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # That token authentication is on is in docs/security.md; a warning at every start is noise.
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     try:
         if where:
             context = ray.init(address=where, log_to_driver=False, logging_level=logging.WARNING)

@@ -1,0 +1,129 @@
+"""``hsdump inspect``: what a dump holds, or one sample with its text and mask."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from cluster.report import size
+from storage.errors import ConfigError
+from storage.prompts import PreparedSummary, read_prepared
+from storage.reader import Dump, Sample, open_dump
+from storage.files import Store
+
+_REASONS_SHOWN = 8
+
+
+def inspect(url: str, sample_id: str | None) -> None:
+    """Prints a dump's contents, or one sample of it.
+
+    Args:
+        url: the dump.
+        sample_id: a sample; None prints the dump.
+
+    Raises:
+        ConfigError: no committed sample has that id.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    dump = open_dump(url)
+    if sample_id is None:
+        _print_dump(console, dump, read_prepared(Store(url)))
+        return
+    try:
+        sample = dump[sample_id]
+    except KeyError as error:
+        raise ConfigError(str(error.args[0])) from None
+    _print_sample(console, dump, sample)
+
+
+def _print_dump(console: Console, dump: Dump, prepared: PreparedSummary | None) -> None:
+    identity, layout = dump.identity, dump.layout
+    lengths = sorted(sample.tokens for sample in dump)
+    tokens = sum(lengths)
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("model", escape(f"{identity.model['source']} ({identity.model['architecture']})"))
+    table.add_row("layers", f"{identity.capture['num_layers']} of hidden size {layout.hidden_size}")
+    table.add_row("states", f"{', '.join(map(str, layout.states))} in {layout.dtype}")
+    table.add_row("samples", f"{len(dump)} committed, {tokens:,} tokens")
+    if lengths:
+        p50, p99 = statistics.median(lengths), lengths[min(len(lengths) - 1, int(len(lengths) * 0.99))]
+        table.add_row("lengths", f"{lengths[0]:,} to {lengths[-1]:,} tokens, median {p50:,.0f}, p99 {p99:,}")
+    table.add_row("size", f"{layout.bytes_per_token:,} bytes a token, {size(tokens * layout.bytes_per_token)}")
+    if prepared is not None:
+        mask = prepared.identity["loss_mask"]["policy"]
+        share = prepared.supervised_tokens / max(prepared.tokens, 1)
+        table.add_row("prompts", escape(f"{prepared.source_url}: {prepared.source_rows} rows, loss mask {mask}, "
+                                        f"{share:.0%} supervised"))  # fmt: skip
+    versions = ", ".join(f"{name} {version}" for name, version in dump.header.versions.items())
+    table.add_row("made with", versions)
+    console.print(table)
+    _print_missing(console, dump)
+    if len(dump):
+        first = dump[0].sample_id
+        console.print(f"\none sample: hsdump inspect {escape(dump.url)} {escape(repr(first))}")
+
+
+def _print_missing(console: Console, dump: Dump) -> None:
+    records = [r for r in dump.samples.to_pylist() if r["status"] != "committed"]
+    if not records:
+        return
+    counts = Counter(r["status"] for r in records)
+    console.print("\n" + ", ".join(f"{n} {status}" for status, n in sorted(counts.items())) + ":")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("row", "status", "sample", "reason"):
+        table.add_column(name)
+    for record in sorted(records, key=lambda r: (r["status"], r["row"]))[:_REASONS_SHOWN]:
+        table.add_row(str(record["row"]), record["status"], escape(record["sample_id"]), escape(record["reason"]))
+    console.print(table)
+    if len(records) > _REASONS_SHOWN:
+        console.print(f"... {len(records) - _REASONS_SHOWN} more in {dump.url}/samples.parquet")
+
+
+def _print_sample(console: Console, dump: Dump, sample: Sample) -> None:
+    ids, mask = sample.token_ids, sample.loss_mask
+    console.print(
+        f"{escape(sample.sample_id)}: row {sample.row}, {sample.tokens:,} tokens, {int(mask.sum()):,} supervised, "
+        f"shard {sample.shard}"
+    )
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("state", "mean", "std", "norm of a token: median", "largest"):
+        table.add_column(name, justify="right")
+    for state in dump.layout.states:
+        values = sample.states(state).float()
+        norms = values.norm(dim=-1)
+        table.add_row(
+            str(state),
+            f"{values.mean():.4f}",
+            f"{values.std():.3f}",
+            f"{norms.median():.2f}",
+            f"{norms.max():.2f} (token {int(norms.argmax())})",
+        )
+    console.print(table)
+    text = _text(dump, ids.tolist(), mask.tolist())
+    if text is None:
+        console.print(f"\nthe tokenizer isn't at {dump.header.model_path}; token ids: {ids[:32].tolist()} ...")
+        return
+    console.print("\ntext, [bold green]supervised tokens in green[/]:")
+    console.print(text)
+
+
+def _text(dump: Dump, ids: list[int], mask: list[bool]) -> Text | None:
+    """The decoded sample; runs of equal mask are decoded together, so that characters of many tokens survive."""
+    if not Path(dump.header.model_path).is_dir():
+        return None
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(dump.header.model_path)
+    text = Text()
+    start = 0
+    for stop in range(1, len(ids) + 1):
+        if stop == len(ids) or mask[stop] != mask[start]:
+            text.append(tokenizer.decode(ids[start:stop]), style="bold green" if mask[start] else "dim")
+            start = stop
+    return text
