@@ -56,12 +56,14 @@ class Writer:
     Attributes:
         number: never used again in this run.
         size_bytes: dispatched to it and not yet there.
+        draining: it gets no more work.
     """
 
     name: str
     node: str
     number: int
     size_bytes: int = 0
+    draining: bool = False
 
 
 @dataclass
@@ -202,14 +204,21 @@ class Writers:
 
     def remove(self, name: str) -> Writer:
         """Takes the writer out."""
-        if name not in self._writers:
-            raise ValueError(f"there is no writer {name}")
-        return self._writers.pop(name)
+        writer = self[name]
+        del self._writers[name]
+        return writer
+
+    def __getitem__(self, name: str) -> Writer:
+        try:
+            return self._writers[name]
+        except KeyError:
+            raise ValueError(f"there is no writer {name}") from None
 
     def nearest(self, node: str) -> Writer | None:
         """The writer on ``node`` with the fewest bytes to come, else the one with the fewest anywhere."""
-        here = [w for w in self._writers.values() if w.node == node]
-        return min(here or self._writers.values(), key=lambda w: w.size_bytes, default=None)
+        free = [w for w in self._writers.values() if not w.draining]
+        here = [w for w in free if w.node == node]
+        return min(here or free, key=lambda w: w.size_bytes, default=None)
 
     def load(self, flight: Flight) -> None:
         """The batch's bytes will come to its writer."""

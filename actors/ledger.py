@@ -21,7 +21,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.balance import Dispatch, Engine, Engines, Flight, Limits, Writer, Writers
+from actors.balance import Dispatch, Engines, Flight, Limits, Writers
+from actors.balancer import Balancer, Choice
 from actors.budgets import Breaker, Permits
 from actors.messages import SampleFailure, SampleOutcome, SampleRef
 from actors.rows import Counts, Rows, State
@@ -77,6 +78,9 @@ class Ledger:
         self._generation = generation
         self._batches = 0
         self._flights: dict[str, Flight] = {}
+        self._balancer = Balancer(
+            limits, bytes_per_token, self._pending, self.engines, self.writers, self.permits
+        )
         self.committed(committed)
         self._refuse_giants()
 
@@ -123,6 +127,16 @@ class Ledger:
         """The engine gets no more work; what is in flight there goes on."""
         self.engines[name].draining = True
 
+    def dismiss_engine(self, name: str) -> None:
+        """A drained engine leaves.
+
+        Raises:
+            ValueError: it has batches in flight.
+        """
+        if self.engines[name].batches:
+            raise ValueError(f"{name} has batches in flight")
+        self.engines.remove(name)
+
     def engine_lost(self, name: str, blame: bool = True) -> None:
         """The engine is gone; what it had not yet answered is pending again.
 
@@ -148,6 +162,14 @@ class Ledger:
         """A writer is ready."""
         self.writers.add(name, node)
 
+    def drain_writer(self, name: str) -> None:
+        """The writer gets no more work."""
+        self.writers[name].draining = True
+
+    def unsealed(self, name: str) -> int:
+        """Rows that the writer holds and hasn't sealed."""
+        return len(self.rows.written_by(self.writers[name].number))
+
     def writer_lost(self, name: str) -> None:
         """The writer is gone; what it had written and not sealed is pending again.
 
@@ -161,62 +183,14 @@ class Ledger:
     # ---- a batch's way
 
     def next_batch(self) -> Dispatch | None:
-        """The next batch and where it goes; None while nothing can be dispatched.
+        """The next batch and where it goes, by `Balancer`; None while nothing can be dispatched."""
+        choice = self._balancer.choose()
+        return None if choice is None else self._dispatch(choice)
 
-        Suspects first, each alone on an idle engine; as many of the least loaded engines as there are
-        suspects are kept for them. Then longest first, to the engine with the fewest outstanding tokens. A
-        batch is bounded by half an engine's share of what is pending, so that the end of a run isn't left to
-        one straggler. When the permits left on a node don't hold a whole batch, the engine waits rather than
-        take a scrap of one.
-        """
-        suspects = self._pending.suspects
-        for place, engine in enumerate(self.engines.free()):
-            alone = place < suspects
-            if engine.batches if alone else self._busy(engine):
-                continue
-            writer = self.writers.nearest(engine.node)
-            if writer is None:
-                return None
-            rows = self._suspect_for(engine, writer) if alone else self._batch_for(engine, writer)
-            if rows:
-                return self._dispatch(engine, writer, rows, alone)
-        return None
-
-    def _share(self) -> int:
-        """Tokens that each engine would get if what is pending were dealt out evenly."""
-        return self._pending.tokens // self.engines.active
-
-    def _busy(self, engine: Engine) -> bool:
-        full = len(engine.batches) >= self.limits.batches_per_engine
-        return full or (bool(engine.batches) and engine.tokens > self._share())
-
-    def _suspect_for(self, engine: Engine, writer: Writer) -> list[int]:
-        row = self._pending.suspect()
-        if row is None or not self._fits(engine, writer, int(self._tokens[row])):
-            return []
-        return [self._pending.pop_suspect()]
-
-    def _batch_for(self, engine: Engine, writer: Writer) -> list[int]:
-        head = self._pending.head()
-        if head is None:
-            return []
-        longest = int(self._tokens[head])
-        bound = max(longest, min(self.limits.tokens_per_batch(self._bytes_per_token), self._share() // 2))
-        if not self._fits(engine, writer, min(bound, longest * self.limits.batch_samples)):
-            return []
-        rows: list[int] = []
-        while head is not None and self._tokens[head] <= bound and len(rows) < self.limits.batch_samples:
-            bound -= int(self._tokens[head])
-            rows.append(self._pending.pop())
-            head = self._pending.head()
-        return rows
-
-    def _fits(self, engine: Engine, writer: Writer, tokens: int) -> bool:
-        return self.permits.fits({engine.node, writer.node}, tokens * self._bytes_per_token)
-
-    def _dispatch(self, engine: Engine, writer: Writer, rows: list[int], alone: bool) -> Dispatch:
+    def _dispatch(self, choice: Choice) -> Dispatch:
         self._batches += 1
-        refs = tuple(SampleRef(row, self.rows.start(row), int(self._tokens[row])) for row in rows)
+        engine, writer = choice.engine, choice.writer
+        refs = tuple(SampleRef(row, self.rows.start(row), int(self._tokens[row])) for row in choice.rows)
         tokens = sum(ref.tokens for ref in refs)
         flight = Flight(
             batch_id=f"{self._generation}-{self._batches}",
@@ -226,7 +200,7 @@ class Ledger:
             samples={ref.row: ref.attempt for ref in refs},
             tokens=tokens,
             size_bytes=tokens * self._bytes_per_token,
-            alone=alone,
+            alone=choice.alone,
         )
         self._flights[flight.batch_id] = flight
         self.permits.take(flight.nodes, flight.size_bytes)
@@ -293,7 +267,6 @@ class Ledger:
         """
         flight = self._flights.get(batch_id)
         if flight is None:
-            self.events["stale"] += 1
             return False
         if flight.on_engine or flight.holds_permit:
             raise ValueError(f"batch {batch_id} can't be written before it is captured and moved")

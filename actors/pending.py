@@ -31,6 +31,10 @@ class PendingRows:
         """Rows that must be dispatched alone."""
         return len(self._suspects)
 
+    def tokens_of(self, row: int) -> int:
+        """Tokens of one row."""
+        return int(self._lengths[row])
+
     def push(self, row: int, alone: bool = False) -> None:
         """Takes a row back, as a suspect if it must be ``alone`` next time."""
         if self._waiting[row]:

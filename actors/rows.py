@@ -95,6 +95,10 @@ class Rows:
         """Why this run skipped or failed ``row``; None for others, also those that preparation skipped."""
         return self._reasons.get(row)
 
+    def reasons(self) -> Iterator[tuple[int, str]]:
+        """(row, reason) of every row that this run skipped or failed."""
+        yield from self._reasons.items()
+
     def in_state(self, state: State) -> Iterator[int]:
         """Rows in ``state``, ascending."""
         yield from np.flatnonzero(self._state == state).tolist()

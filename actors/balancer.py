@@ -1,0 +1,101 @@
+"""Which rows go next, to which engine and which writer. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actors.balance import Engine, Engines, Limits, Writer, Writers
+from actors.budgets import Permits
+from actors.pending import PendingRows
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A batch that can be dispatched now; its rows are no longer pending.
+
+    Attributes:
+        rows: prepared rows.
+        alone: a suspect, to be alone on its engine.
+    """
+
+    engine: Engine
+    writer: Writer
+    rows: list[int]
+    alone: bool
+
+
+class Balancer:
+    """Chooses batches.
+
+    Suspects first, each alone on an idle engine; as many of the least loaded engines as there are suspects
+    are kept for them. Then longest first, to the engine with the fewest outstanding tokens. A batch is bounded
+    by half an engine's share of what is pending, so that the end of a run isn't left to one straggler. When
+    the permits left on a node don't hold a whole batch, the engine waits rather than take a scrap of one.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        bytes_per_token: int,
+        pending: PendingRows,
+        engines: Engines,
+        writers: Writers,
+        permits: Permits,
+    ) -> None:
+        self._limits = limits
+        self._bytes_per_token = bytes_per_token
+        self._batch_tokens = limits.tokens_per_batch(bytes_per_token)
+        self._pending = pending
+        self._engines = engines
+        self._writers = writers
+        self._permits = permits
+
+    def choose(self) -> Choice | None:
+        """The next batch; None while nothing can be dispatched."""
+        suspects = self._pending.suspects
+        for place, engine in enumerate(self._engines.free()):
+            alone = place < suspects
+            if engine.batches if alone else self._busy(engine):
+                continue
+            writer = self._writers.nearest(engine.node)
+            if writer is None:
+                return None
+            rows = self._suspect_for(engine, writer) if alone else self._batch_for(engine, writer)
+            if rows:
+                return Choice(engine, writer, rows, alone)
+        return None
+
+    def _share(self) -> int:
+        """Tokens that each engine would get if what is pending were dealt out evenly."""
+        return self._pending.tokens // self._engines.active
+
+    def _busy(self, engine: Engine) -> bool:
+        full = len(engine.batches) >= self._limits.batches_per_engine
+        return full or (bool(engine.batches) and engine.tokens > self._share())
+
+    def _suspect_for(self, engine: Engine, writer: Writer) -> list[int]:
+        row = self._pending.suspect()
+        if row is None or not self._fits(engine, writer, self._pending.tokens_of(row)):
+            return []
+        return [self._pending.pop_suspect()]
+
+    def _batch_for(self, engine: Engine, writer: Writer) -> list[int]:
+        head = self._pending.head()
+        if head is None:
+            return []
+        longest = self._pending.tokens_of(head)
+        left = max(longest, min(self._batch_tokens, self._share() // 2))
+        if not self._fits(engine, writer, min(left, longest * self._limits.batch_samples)):
+            return []
+        rows: list[int] = []
+        while head is not None and len(rows) < self._limits.batch_samples:
+            tokens = self._pending.tokens_of(head)
+            if tokens > left:
+                break
+            left -= tokens
+            rows.append(self._pending.pop())
+            head = self._pending.head()
+        return rows
+
+    def _fits(self, engine: Engine, writer: Writer, tokens: int) -> bool:
+        return self._permits.fits({engine.node, writer.node}, tokens * self._bytes_per_token)

@@ -1,0 +1,343 @@
+"""The coordinator: an asynchronous shell round the ledger.
+
+It passes references on and never touches a tensor. The driver creates engines and writers, makes them known
+here, asks for losses and replaces what was lost; so the coordinator's own death costs no reload of a model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+from actors.carrier import Carrier
+from actors.crew import Crew
+from actors.failures import Failure, Fault
+from actors.ledger import Ledger
+from actors.messages import EngineInfo, WriteAck, WriterInfo
+from actors.rows import State
+from actors.run_messages import CoordinatorSpec, Loss, MemberStatus, RunSummary, Status
+from storage.claims import first_free
+from storage.dump import finalise, grow
+from storage.errors import CorruptDump, HsdumpError, IncompleteRun, StorageError, StorageFull
+from storage.files import Store
+from storage.manifest import read_manifests
+from storage.prompts import PromptTable
+from storage.table import Account, Outcome
+from storage.table import Status as RowStatus
+
+__all__ = ["Coordinator", "CoordinatorSpec", "Loss", "RunSummary", "Status"]
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 1.0
+_SPARE_SHARDS = 64
+"""Shards by which the arrays' shape is kept ahead of what is sealed."""
+
+
+class Coordinator:
+    """Leads one run; an asynchronous Ray actor, made with ``ray.remote(Coordinator)`` by the driver.
+
+    Call `run` first; everything else may be called at any time meanwhile.
+    """
+
+    def __init__(self, spec: CoordinatorSpec) -> None:
+        self._spec = spec
+        self._store = Store(spec.dump_url)
+        self._news = asyncio.Event()
+        self._loaded = asyncio.Event()
+        self._load_failed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._carries: set[asyncio.Task[None]] = set()
+        self._error: BaseException | None = None
+        self._stopped: str | None = None
+        self._engines_will_come = True
+        self._paused: str | None = None
+        self._paused_until_s = 0.0
+        self._full_since_s: float | None = None
+        self._stored_bytes = 0
+        self._sealed_up_to = -1
+        self._capacity = 0
+
+    def __repr__(self) -> str:
+        return f"coordinator-{self._spec.generation}"
+
+    # ---- what the driver calls
+
+    async def run(self) -> RunSummary:
+        """Runs until every row is accounted for, or `stop` was called.
+
+        Returns:
+            How it ended. Rows may have failed; the driver decides what to make of that.
+
+        Raises:
+            ResourceError: a sample needs more bytes than may be in flight on a node.
+            IncompleteRun: no engine is left, too many failures, or a run that only fails.
+            StorageFull: there was no space at the output for too long.
+            StorageError: the dump can't be read or finished.
+        """
+        try:
+            await self._load()
+        except BaseException:
+            self._load_failed = True
+            raise
+        finally:
+            self._loaded.set()
+        try:
+            await self._lead()
+            await self._come_to_rest()
+            if self._error is not None:
+                raise self._error
+            account = await self._finalise() if self._ledger.finished else None
+            events = dict(self._ledger.events)
+            return RunSummary(self._ledger.counts(), account, self._stopped, self._stored_bytes, events)
+        finally:
+            self._end()
+
+    async def add_engine(self, info: EngineInfo, handle: Any) -> None:
+        """Makes a started engine known; it gets work at once."""
+        await self._ready()
+        self._crew.add_engine(info, handle)
+        self._wake()
+
+    async def add_writer(self, info: WriterInfo, handle: Any) -> None:
+        """Makes a started writer known."""
+        await self._ready()
+        self._crew.add_writer(info, handle)
+        self._wake()
+
+    async def drain_engine(self, name: str) -> None:
+        """Gives the engine no more work; returns when it has nothing in flight and is no longer known."""
+        await self._ready()
+        if name not in self._ledger.engines:
+            return
+        self._ledger.drain_engine(name)
+        while name in self._ledger.engines and self._ledger.engines[name].batches:
+            await self._news.wait()
+        if name in self._ledger.engines:
+            self._crew.dismiss_engine(name)
+            self._wake()
+
+    async def no_more_engines(self) -> None:
+        """Says that no engine will be added any more: the loss of the last one ends the run."""
+        self._engines_will_come = False
+        self._wake()
+
+    async def next_loss(self) -> tuple[Loss, ...]:
+        """Waits for engines and writers that died since the last call; empty when the run has ended."""
+        await self._ready()
+        return await self._crew.next_losses()
+
+    async def stop(self, reason: str) -> None:
+        """Ends the run in order: nothing more is dispatched, what is in flight ends, shards are sealed.
+
+        Returns at once; `run` returns when it is done.
+        """
+        self._stopped = self._stopped or reason
+        self._wake()
+
+    async def status(self) -> Status:
+        """Where the run stands."""
+        await self._ready()
+        ledger = self._ledger
+        return Status(
+            counts=ledger.counts(),
+            tokens=self._tokens,
+            committed_tokens=ledger.rows.committed_tokens,
+            captured_tokens=self._carrier.captured_tokens,
+            stored_bytes=self._stored_bytes,
+            in_flight_bytes=ledger.permits.used(),
+            in_flight_limit_bytes=ledger.permits.budget_bytes,
+            engines=tuple(
+                MemberStatus(e.name, e.node, len(e.batches), e.tokens, e.done_samples)
+                for e in ledger.engines.all()
+            ),
+            writers=tuple(
+                MemberStatus(w.name, w.node, incoming_bytes=w.size_bytes) for w in ledger.writers.all()
+            ),
+            events=dict(ledger.events),
+            last_problem=self._crew.last_problem,
+            paused=self._paused,
+        )
+
+    # ---- the run
+
+    async def _ready(self) -> None:
+        await self._loaded.wait()
+        if self._load_failed:
+            raise IncompleteRun("the run could not start; its own call says why")
+
+    async def _load(self) -> None:
+        """Builds the ledger from the prompts and the manifests."""
+        spec = self._spec
+        self._table = await asyncio.to_thread(PromptTable, self._store)
+        manifests = await asyncio.to_thread(read_manifests, self._store)
+        skipped = self._table.status != 0
+        self._tokens = int(self._table.tokens[~skipped].sum(dtype="int64"))
+        self._ledger = Ledger(
+            self._table.tokens,
+            skipped,
+            spec.layout.bytes_per_token,
+            spec.limits,
+            spec.generation,
+            committed=(sample.row for manifest in manifests for sample in manifest.samples),
+        )
+        self._crew = Crew(spec, self._ledger, self._absorb, self._trouble, self._wake, self._spawn)
+        self._crew.known_shards.update(manifest.shard for manifest in manifests)
+        self._carrier = Carrier(
+            spec.layout, self._ledger, self._crew, self._absorb, self._trouble, self._wake
+        )
+        self._sealed_up_to = await asyncio.to_thread(first_free, self._store) - 1
+
+    async def _lead(self) -> None:
+        """Dispatches until the end is in sight or something stops it."""
+        while not (self._error or self._stopped or self._ledger.finished):
+            news = self._news  # before anything is looked at, so that no news is missed
+            self._end_pause()
+            if self._paused is None:
+                if self._ledger.settled:
+                    await self._seal_all()
+                    continue
+                for dispatch in iter(self._ledger.next_batch, None):
+                    engine = self._crew.engines[dispatch.engine]
+                    writer = self._crew.writers[dispatch.writer]
+                    self._carries.add(self._spawn(self._carrier.carry(dispatch, engine, writer)))
+            self._error = self._error or self._out_of_budget()
+            await self._grow()
+            await _wait_for(news, _LOOK_EVERY_S)
+
+    def _out_of_budget(self) -> HsdumpError | None:
+        """Why the run can't go on; None if it can."""
+        counts, problem = self._ledger.counts(), self._crew.last_problem
+        left = f"{counts.committed} of {counts.total} rows are committed; the same command goes on from there"
+        if self._ledger.breaker.tripped:
+            failures = self._ledger.breaker.failures
+            return IncompleteRun(f"{failures} samples failed and none came through ({problem}); {left}")
+        if self._crew.rate.exceeded(_now_s()):
+            limit = self._spec.infrastructure_per_hour
+            return IncompleteRun(
+                f"more than {limit} engines, writers or batches were lost within an hour, the last one: "
+                f"{problem}; {left}"
+            )
+        if not self._engines_will_come and not self._crew.engines and not self._ledger.settled:
+            return IncompleteRun(f"no engine is left and none will come (last problem: {problem}); {left}")
+        full_since_s = self._full_since_s
+        if full_since_s is not None and _now_s() - full_since_s > self._spec.full_timeout_s:
+            return StorageFull(
+                f"{self._store.url} had no space for {self._spec.full_timeout_s:.0f} s; {left}"
+            )
+        return None
+
+    async def _come_to_rest(self) -> None:
+        """What is in flight ends, and shards are sealed."""
+        if self._error is None:
+            while self._carries:
+                await asyncio.wait(tuple(self._carries))
+        elif self._carries:
+            logger.warning("the run ends: %s", self._error)
+            await asyncio.wait(tuple(self._carries), timeout=self._spec.drain_timeout_s)
+        if not self._ledger.finished:
+            await self._seal_all()
+
+    async def _seal_all(self) -> None:
+        """Every writer commits what it has; one that leaves something out is given up."""
+        members = tuple(self._crew.writers.values())
+        alive = await asyncio.gather(*(self._crew.ask_writer(m, m.handle.seal.remote) for m in members))
+        for member, lives in zip(members, alive, strict=True):
+            if lives and not member.lost and self._paused is None and self._ledger.settled:
+                rows = self._ledger.unsealed(member.name)
+                if rows:
+                    reason = f"it sealed everything, yet {rows} rows that it had are in no manifest"
+                    await self._crew.writer_lost(member, Failure(Fault.MEMBER, reason))
+
+    async def _finalise(self) -> Account:
+        counts = self._ledger.counts()
+        account = await asyncio.to_thread(lambda: finalise(self._store, self._outcomes()))
+        if (account.rows, account.committed) != (counts.total, counts.committed):
+            raise CorruptDump(
+                f"{self._store.url}: {account.committed} of {account.rows} rows are committed by the "
+                f"manifests, {counts.committed} of {counts.total} by the ledger; run the same command again"
+            )
+        return account
+
+    def _outcomes(self) -> Iterator[Outcome]:
+        """Rows that are in no shard, with their reasons."""
+        for row, sample_id, reason in self._table.reasons():
+            yield Outcome(row, sample_id, "skipped", reason)
+        rows = self._ledger.rows
+        for row, reason in rows.reasons():
+            status: RowStatus = "failed" if rows.state(row) == State.FAILED else "skipped"
+            yield Outcome(row, self._table.load(row).sample_id, status, reason)
+
+    def _end(self) -> None:
+        self._crew.close()
+        for task in self._tasks:
+            task.cancel()
+        self._wake()
+
+    # ---- what carrier and crew say
+
+    def _wake(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._carries.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._error = self._error or task.exception()
+        self._wake()
+
+    def _absorb(self, ack: WriteAck) -> None:
+        for shard in ack.sealed:
+            self._crew.known_shards.add(shard.shard)
+            self._ledger.committed(shard.rows)
+            self._stored_bytes += shard.stored_bytes
+            self._sealed_up_to = max(self._sealed_up_to, shard.shard)
+        if ack.sealed or ack.written:
+            self._full_since_s = None
+            self._paused_until_s = 0.0
+        self._wake()
+
+    def _trouble(self, failure: Failure) -> None:
+        """Pauses the dispatch for a while."""
+        if failure.fault is Fault.FULL and self._full_since_s is None:
+            self._full_since_s = _now_s()
+        if failure.fault is Fault.CAPACITY:
+            self._crew.infrastructure_failed(failure.reason)
+        self._crew.last_problem = self._paused = failure.reason
+        self._paused_until_s = _now_s() + min(10.0, self._spec.full_timeout_s / 6)
+        logger.warning("paused: %s", failure.reason)
+
+    def _end_pause(self) -> None:
+        if self._paused is not None and _now_s() >= self._paused_until_s:
+            self._paused = None
+
+    async def _grow(self) -> None:
+        """Keeps the arrays' shape ahead of what is sealed, for readers while the run goes on."""
+        if self._sealed_up_to + _SPARE_SHARDS // 2 < self._capacity:
+            return
+        capacity = self._sealed_up_to + 1 + _SPARE_SHARDS
+        try:
+            await asyncio.to_thread(grow, self._store, capacity)
+        except StorageError as error:  # the end of the run writes the exact shape anyhow
+            logger.warning("the arrays' shape couldn't be grown: %s", error)
+        self._capacity = capacity
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _wait_for(event: asyncio.Event, timeout_s: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), timeout_s)
+    except TimeoutError:
+        return

@@ -1,0 +1,244 @@
+"""The engines and writers of a run: handles, watchdog, losses. The driver creates and owns them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from actors.budgets import FailureRate
+from actors.failures import Failure, Fault, classify
+from actors.ledger import Ledger
+from actors.messages import EngineInfo, WriteAck, WriterInfo
+from actors.run_messages import CoordinatorSpec, Loss
+from storage.errors import CorruptDump, StorageError
+from storage.files import Store
+from storage.manifest import Manifest, read_manifests
+
+logger = logging.getLogger(__name__)
+
+_GONE_WITHIN_S = 10.0
+_HOUR_S = 3600.0
+
+
+@dataclass(eq=False)
+class Member:
+    """An engine or a writer.
+
+    Attributes:
+        handle: of its actor.
+        watch: the task that looks after it.
+        progress: an engine's counter when it was last seen moving.
+        progressed_s: when that was.
+        lost: it is being given up, or was.
+    """
+
+    name: str
+    node_id: str
+    handle: Any
+    watch: asyncio.Task[None] | None = None
+    progress: int = -1
+    progressed_s: float = 0.0
+    lost: bool = False
+
+
+class Crew:
+    """Looks after the members and tells ledger and driver of every loss.
+
+    Args:
+        spec: of the coordinator.
+        ledger: told of additions and losses.
+        absorb: takes every acknowledgement of a writer.
+        trouble: takes a failure that pauses the run.
+        wake: called when there may be something new to dispatch.
+        spawn: runs a coroutine in a task whose exception ends the run.
+    """
+
+    def __init__(
+        self,
+        spec: CoordinatorSpec,
+        ledger: Ledger,
+        absorb: Callable[[WriteAck], None],
+        trouble: Callable[[Failure], None],
+        wake: Callable[[], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        self._spec = spec
+        self._spawn = spawn
+        self._store = Store(spec.dump_url)
+        self._ledger = ledger
+        self._absorb = absorb
+        self._trouble = trouble
+        self._wake = wake
+        self._losses: list[Loss] = []
+        self._lost = asyncio.Event()
+        self._closed = False
+        self.engines: dict[str, Member] = {}
+        self.writers: dict[str, Member] = {}
+        self.rate = FailureRate(spec.infrastructure_per_hour, _HOUR_S)
+        self.known_shards: set[int] = set()
+        self.last_problem: str | None = None
+
+    def add_engine(self, info: EngineInfo, handle: Any) -> None:
+        """An engine is ready."""
+        self._ledger.add_engine(info.name, info.node_id)
+        member = Member(info.name, info.node_id, handle, progressed_s=_now_s())
+        self.engines[info.name] = member
+        member.watch = self._spawn(self._watch_engine(member))
+
+    def add_writer(self, info: WriterInfo, handle: Any) -> None:
+        """A writer is ready."""
+        self._ledger.add_writer(info.name, info.node_id)
+        member = Member(info.name, info.node_id, handle)
+        self.writers[info.name] = member
+        member.watch = self._spawn(self._watch_writer(member))
+
+    def dismiss_engine(self, name: str) -> None:
+        """A drained engine that has nothing in flight is no longer part of the run."""
+        self._ledger.dismiss_engine(name)
+        _cancel(self.engines.pop(name))
+
+    async def next_losses(self) -> tuple[Loss, ...]:
+        """Waits for losses that weren't told yet; empty once the run has ended."""
+        while not self._losses and not self._closed:
+            await self._lost.wait()
+        losses, self._losses = tuple(self._losses), []
+        if not self._closed:
+            self._lost.clear()
+        return losses
+
+    def close(self) -> None:
+        """Ends the watching; what waits in `next_losses` returns."""
+        self._closed = True
+        self._lost.set()
+        for member in (*self.engines.values(), *self.writers.values()):
+            _cancel(member)
+
+    def infrastructure_failed(self, reason: str) -> None:
+        """Counts a failure that is no sample's fault."""
+        self.rate.record(_now_s())
+        self.last_problem = reason
+        logger.warning("%s", reason)
+
+    # ---- losses
+
+    def engine_lost(self, member: Member, failure: Failure) -> None:
+        """The engine is dead or useless: what it had goes back to pending."""
+        if member.lost:
+            return
+        member.lost = True
+        del self.engines[member.name]
+        self._kill(member)
+        self._ledger.engine_lost(member.name, blame=not failure.preempted)
+        self._report(member, "engine", failure)
+
+    async def writer_lost(self, member: Member, failure: Failure) -> None:
+        """The writer is dead or useless: what it had written and not sealed goes back to pending."""
+        if member.lost:
+            return
+        member.lost = True
+        del self.writers[member.name]
+        self._ledger.drain_writer(member.name)
+        self._kill(member)
+        # Its last seal may have succeeded without the answer. It can't seal any more once it is dead.
+        with contextlib.suppress(RayError, TimeoutError):
+            await asyncio.wait_for(_await(member.handle.ping.remote()), _GONE_WITHIN_S)
+        for manifest in await self._new_manifests():
+            self.known_shards.add(manifest.shard)
+            self._ledger.committed(sample.row for sample in manifest.samples)
+        self._ledger.writer_lost(member.name)
+        self._report(member, "writer", failure)
+
+    async def _new_manifests(self) -> list[Manifest]:
+        """Manifests of shards that weren't known; a storage that fails for a while is waited for."""
+        deadline_s, pause_s = _now_s() + self._spec.full_timeout_s, 1.0
+        while True:
+            try:
+                return await asyncio.to_thread(read_manifests, self._store, frozenset(self.known_shards))
+            except StorageError as error:
+                if isinstance(error, CorruptDump) or _now_s() + pause_s > deadline_s:
+                    raise
+                logger.warning("manifests can't be read, trying again in %.0f s: %s", pause_s, error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 30.0)
+
+    def _report(self, member: Member, role: Any, failure: Failure) -> None:
+        reason = f"{member.name} is lost: {failure.reason}"
+        if failure.preempted:
+            logger.warning("%s (its node was pre-empted)", reason)
+        else:
+            self.infrastructure_failed(reason)
+        self._losses.append(Loss(member.name, role, member.node_id, failure.reason, failure.preempted))
+        self._lost.set()
+        self._wake()
+
+    @staticmethod
+    def _kill(member: Member) -> None:
+        if member.watch is not asyncio.current_task():
+            _cancel(member)
+        ray.kill(member.handle)
+
+    # ---- watching
+
+    async def _watch_engine(self, member: Member) -> None:
+        every_s = min(self._spec.tick_s, self._spec.stall_timeout_s / 4)
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                progress = await asyncio.wait_for(_await(member.handle.ping.remote()), every_s)
+            except RayError as error:
+                self.engine_lost(member, _as_member(classify(error)))
+                return
+            except TimeoutError:
+                progress = member.progress
+            engine = self._ledger.engines[member.name]
+            if progress != member.progress or not engine.batches:
+                member.progress, member.progressed_s = progress, _now_s()
+            elif (stalled_s := _now_s() - member.progressed_s) > self._spec.stall_timeout_s:
+                reason = f"no progress for {stalled_s:.0f} s with {len(engine.batches)} batches in flight"
+                self.engine_lost(member, Failure(Fault.MEMBER, reason))
+                return
+
+    async def _watch_writer(self, member: Member) -> None:
+        while True:
+            await asyncio.sleep(self._spec.tick_s)
+            if not await self.ask_writer(member, member.handle.tick.remote):
+                return
+
+    async def ask_writer(self, member: Member, call: Callable[[], Any]) -> bool:
+        """Makes a call that answers with a `WriteAck` and no batch; False if the writer was lost by it."""
+        try:
+            ack: WriteAck = await _await(call())
+        except RayError as error:
+            failure = classify(error)
+            if failure.fault in (Fault.FULL, Fault.CAPACITY):
+                self._trouble(failure)
+                return True
+            await self.writer_lost(member, _as_member(failure))
+            return False
+        self._absorb(ack)
+        return True
+
+
+def _as_member(failure: Failure) -> Failure:
+    """A control call has no sample and no argument to blame."""
+    return Failure(Fault.MEMBER, failure.reason, failure.preempted)
+
+
+async def _await(ref: Awaitable[Any]) -> Any:
+    return await ref
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _cancel(member: Member) -> None:
+    if member.watch is not None:
+        member.watch.cancel()

@@ -1,0 +1,186 @@
+"""An engine without a model: states made from (sample id, position, state), to rehearse runs and faults.
+
+It answers the same calls as the real one and imports neither torch nor SGLang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+import xxhash
+from numpy.typing import NDArray
+
+from actors.messages import (
+    Batch,
+    BatchRecord,
+    EngineInfo,
+    EngineSpec,
+    SampleFailure,
+    SampleOutcome,
+    SampleRef,
+)
+from storage.errors import ConfigError
+from storage.files import Store
+from storage.layout import Layout
+from storage.prompts import PromptTable
+
+_ONE_UP = 0x3C00
+_VARYING = 0x83FF
+"""Bits that vary: the sign and the ten lowest. With `_ONE_UP` set, a pattern is finite and not zero as
+bfloat16 (magnitude 2**-7 to 2), as float16 (1 to 2) and as the upper half of a float32."""
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+def synthetic_states(sample_id: str, tokens: int, layout: Layout) -> NDArray[Any]:
+    """The states of a whole sample: [K, T, H] in the layout's storage dtype, finite and nowhere zero."""
+    return synthetic_rows(sample_id, 0, tokens, layout)
+
+
+def synthetic_rows(sample_id: str, start: int, rows: int, layout: Layout) -> NDArray[Any]:
+    """Rows ``start .. start + rows`` of a sample's states: [K, rows, H].
+
+    Any two of sample, state and position differ in nearly every row, so a row in a wrong place shows.
+    """
+    seed = np.uint64(xxhash.xxh3_64_intdigest(sample_id.encode()))
+    k = np.arange(layout.num_states, dtype=np.uint64)[:, None]
+    position = np.arange(start, start + rows, dtype=np.uint64)[None, :]
+    of_row = _mix(seed + _STEP * (position * np.uint64(layout.num_states) + k + np.uint64(1)))
+    of_column = _mix(np.arange(layout.hidden_size, dtype=np.uint64) * _STEP)
+    bits = of_row.astype(np.uint16)[:, :, None] + of_column.astype(np.uint16)
+    bits &= np.uint16(_VARYING)
+    bits |= np.uint16(_ONE_UP)
+    if layout.itemsize == 2:
+        return bits
+    return bits.astype(np.uint32) << np.uint32(16)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64 (Steele, Lea, Flood 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@dataclass(frozen=True)
+class SyntheticFaults:
+    """How a synthetic engine behaves; the keys of ``engine.args``.
+
+    Attributes:
+        tokens_per_s: speed; 0 is as fast as it can.
+        die_at_sample: the process dies when it meets its k-th sample; 0 never.
+        die_on_rows: it dies whenever it meets one of these prepared rows.
+        bad_rows: these prepared rows come back as bad states, always.
+        hang_on_rows: it makes no progress any more once it meets one of these.
+    """
+
+    tokens_per_s: float = 0.0
+    die_at_sample: int = 0
+    die_on_rows: tuple[int, ...] = ()
+    bad_rows: tuple[int, ...] = ()
+    hang_on_rows: tuple[int, ...] = ()
+
+
+class SyntheticEngine:
+    """Asynchronous actor with the calls of an engine.
+
+    Args:
+        spec: of the engine; ``server_args`` holds `SyntheticFaults`' fields.
+
+    Raises:
+        ConfigError: ``server_args`` holds something else.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._layout = spec.capture.layout
+        try:
+            self._faults = SyntheticFaults(**spec.server_args)
+        except TypeError as error:
+            raise ConfigError(f"engine.args of a synthetic engine: {error}") from None
+        self._prompts = PromptTable(Store(spec.prompts_url))
+        self._batches: dict[str, asyncio.Future[Batch]] = {}
+        self._read: Counter[str] = Counter()
+        self._one_by_one = asyncio.Lock()
+        self._samples = 0
+        self._progress = 0
+
+    def __repr__(self) -> str:
+        return f"{self._spec.name} @ {socket.gethostname()}"
+
+    async def start(self) -> EngineInfo:
+        """There is nothing to load."""
+        return EngineInfo(
+            name=self._spec.name,
+            node_id=ray.get_runtime_context().get_node_id(),
+            hostname=socket.gethostname(),
+            actor_pid=os.getpid(),
+            process_ids=(),
+            max_sample_tokens=1 << 30,
+            engine_version="synthetic",
+            capture_report={},
+        )
+
+    async def capture(self, batch: Batch) -> BatchRecord:
+        """Takes its time over a batch and answers for each sample."""
+        began_s = time.perf_counter()
+        async with self._one_by_one:
+            outcomes = [await self._prefill(sample) for sample in batch.samples]
+        self._batch(batch.batch_id).set_result(batch)
+        prefill_s = time.perf_counter() - began_s
+        return BatchRecord(batch.batch_id, self._spec.name, tuple(outcomes), prefill_s, 0.0)
+
+    async def segment(self, batch_id: str, index: int) -> NDArray[Any]:
+        """One segment of a batch once that is captured: flat [sum of K x rows x H], storage dtype."""
+        batch = await self._batch(batch_id)
+        pieces = batch.segments[index]
+        flat = [self._rows(batch.samples[p.sample].row, p.token_start, p.rows).ravel() for p in pieces]
+        self._read[batch_id] += 1
+        if self._read[batch_id] == len(batch.segments):
+            del self._read[batch_id], self._batches[batch_id]
+        return flat[0] if len(flat) == 1 else np.concatenate(flat)
+
+    async def ping(self) -> int:
+        """Samples that it has finished."""
+        return self._progress
+
+    async def abort_all(self) -> None:
+        """Forgets every batch; whoever waits for a segment gets a cancellation."""
+        for batch in self._batches.values():
+            batch.cancel()
+        self._batches.clear()
+        self._read.clear()
+
+    async def shutdown(self) -> None:
+        """There are no processes to end."""
+
+    def _batch(self, batch_id: str) -> asyncio.Future[Batch]:
+        if batch_id not in self._batches:
+            self._batches[batch_id] = asyncio.get_running_loop().create_future()
+        return self._batches[batch_id]
+
+    async def _prefill(self, sample: SampleRef) -> SampleOutcome:
+        faults = self._faults
+        self._samples += 1
+        if self._samples == faults.die_at_sample or sample.row in faults.die_on_rows:
+            os._exit(1)
+        if sample.row in faults.hang_on_rows:
+            await asyncio.Event().wait()
+        if faults.tokens_per_s:
+            await asyncio.sleep(sample.tokens / faults.tokens_per_s)
+        self._progress += 1
+        failure = SampleFailure("bad_states", "non-finite states") if sample.row in faults.bad_rows else None
+        return SampleOutcome(sample.row, sample.attempt, failure)
+
+    def _rows(self, row: int, start: int, rows: int) -> NDArray[Any]:
+        states = synthetic_rows(self._prompts.load(row).sample_id, start, rows, self._layout)
+        if row in self._faults.bad_rows:
+            states.fill(np.iinfo(states.dtype).max)  # all bits set: not a number, in each of the types
+        return states
