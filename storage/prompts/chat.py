@@ -77,7 +77,7 @@ class ChatTokenizer:
             )
         except Exception as exc:  # whatever the model's own code raises
             raise ModelError(
-                f"the tokenizer of {spec.tokenizer_path} can't be loaded: {type(exc).__name__}: {exc}; "
+                f"the tokenizer of {spec.tokenizer_path} can't be loaded: {_one_line(exc)}; "
                 "model.path names a folder with tokenizer files, or a hub id that this machine can reach"
             ) from exc
         name = f"the chat template of {spec.tokenizer_path}"
@@ -121,7 +121,7 @@ class ChatTokenizer:
                 )
             )
         except Exception as exc:  # a template evaluates expressions on other people's data
-            raise RowRejected("template", f"{self.name} refuses it: {type(exc).__name__}: {exc}") from None
+            raise RowRejected("template", f"{self.name} refuses it: {_one_line(exc)}") from None
 
     def render_with_spans(
         self, messages: Sequence[Message], conversation: Conversation
@@ -139,7 +139,7 @@ class ChatTokenizer:
                 **self._tokenizer.special_tokens_map,
             )
         except Exception as exc:  # as above
-            raise RowRejected("template", f"{self.name} refuses it: {type(exc).__name__}: {exc}") from None
+            raise RowRejected("template", f"{self.name} refuses it: {_one_line(exc)}") from None
         return texts[0], [(int(start), int(end)) for start, end in spans[0]]
 
     def encode(self, text: str) -> Encoding:
@@ -225,6 +225,10 @@ class ChatTokenizer:
             ) from exc
         except Exception:  # it may want other messages; rows will tell
             return
+
+
+def _one_line(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {' '.join(str(exc).split())}"
 
 
 def _own_template(tokenizer: Any) -> str | None:
