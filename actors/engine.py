@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import ray
 
-from actors.capture.session import CaptureJob, CaptureSession
+from actors.capture.job import CaptureJob
+from actors.capture.session import CaptureSession
 from actors.messages import Batch, BatchRecord, EngineInfo, EngineSpec
 from actors.models import local_model
 from storage.errors import EngineDead

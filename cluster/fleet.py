@@ -90,13 +90,12 @@ class Fleet:
         """Starts a writer on a node; its ``started`` resolves to a WriterInfo."""
         spec = replace(self._writer, name=self._name("writer"))
         handle = (
-            ray.remote(WriterActor)
+            ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(WriterActor)
             .options(
                 name=spec.name,
                 num_cpus=0,
                 max_restarts=0,
                 max_task_retries=0,
-                concurrency_groups=CONCURRENCY_GROUPS,
                 runtime_env=_NO_GPU,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
             )
