@@ -1,0 +1,206 @@
+"""Whole runs on a local cluster with synthetic engines: the coordinator, real writers, real shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+from collection import LAYOUT, SmallDriver, check_dump, make_dump
+
+from storage.errors import IncompleteRun, ResourceError
+from storage.manifest import read_manifests
+
+pytestmark = pytest.mark.slow
+
+LENGTHS = [int(n) for n in np.random.default_rng(3).integers(1, 90, 300)]
+LENGTHS[17] = 0  # skipped by preparation
+LENGTHS[40] = 700  # several inner chunks, longer than a batch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    # The tests' own folder has no package: its modules reach the actors by the path.
+    paths = {"PYTHONPATH": f"{Path(__file__).parents[2]}:{Path(__file__).parent}"}
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=200 << 20,
+        log_to_driver=False,
+        runtime_env={"env_vars": paths},
+    )
+    yield
+    ray.shutdown()
+
+
+def test_every_row_is_committed_or_skipped_and_equals_the_generator(tmp_path: Path) -> None:
+    driver = SmallDriver(make_dump(tmp_path, LENGTHS))
+    driver.begin(engines=2, writers=2)
+    summary = driver.end()
+    found = check_dump(tmp_path, LENGTHS)
+    assert found["skipped"] == {17: "broken"}
+    assert len(found["committed"]) == 299
+    assert summary.account is not None
+    assert (summary.account.rows, summary.account.committed, summary.account.failed) == (300, 299, 0)
+    assert summary.stopped is None
+    assert len(read_manifests(driver.store)) > 3
+    assert driver.losses == []
+    assert sum(summary.events.values()) == 0
+
+
+def test_engine_that_dies_is_replaced_and_the_run_completes(tmp_path: Path) -> None:
+    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[{"die_at_sample": 40}, {"die_at_sample": 90}])
+    driver.begin()
+    driver.end()
+    assert len(check_dump(tmp_path, LENGTHS)["committed"]) == 299
+    assert [loss.role for loss in driver.losses] == ["engine", "engine"]
+
+
+def test_run_goes_on_with_the_engine_that_is_left(tmp_path: Path) -> None:
+    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[{"die_at_sample": 40}])
+    driver.begin()
+    driver.end(replace=False)
+    assert len(check_dump(tmp_path, LENGTHS)["committed"]) == 299
+
+
+def test_poison_row_ends_failed_and_its_neighbours_are_committed(tmp_path: Path) -> None:
+    poison = {"die_on_rows": (100,)}
+    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[poison, poison], replacement_faults=poison)
+    driver.begin()
+    summary = driver.end()
+    found = check_dump(tmp_path, LENGTHS)
+    assert list(found["failed"]) == [100]
+    assert "poison" in found["failed"][100]
+    assert len(found["committed"]) == 298
+    assert len(driver.losses) == 3
+    assert summary.counts.failed == 1
+
+
+def test_bad_states_are_retried_twice_and_then_fail(tmp_path: Path) -> None:
+    bad = {"bad_rows": (100, 101)}
+    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[bad, bad])
+    driver.begin()
+    summary = driver.end()
+    found = check_dump(tmp_path, LENGTHS)
+    assert set(found["failed"]) == {100, 101}
+    assert found["failed"][100] == "non-finite states (3 attempts)"
+    assert len(found["committed"]) == 297
+    assert summary.events["bad_states"] == 6
+    assert driver.losses == []
+
+
+def test_writer_killed_in_the_middle_of_a_shard_loses_nothing(tmp_path: Path) -> None:
+    slow = {"tokens_per_s": 8000.0}
+    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[slow, slow])
+    driver.begin(writers=2)
+    driver.wait_until(lambda s: s.counts.written > 5 and s.counts.committed > 20)
+    ray.kill(driver.handles["writer-1"])
+    driver.end()
+    assert len(check_dump(tmp_path, LENGTHS)["committed"]) == 299
+    assert [loss.role for loss in driver.losses] == ["writer"]
+
+
+def test_engine_that_hangs_is_killed_and_its_work_redone(tmp_path: Path) -> None:
+    driver = SmallDriver(
+        make_dump(tmp_path, LENGTHS), faults=[{"hang_on_rows": (5,)}, {}], spec={"stall_timeout_s": 2.0}
+    )
+    driver.begin()
+    # The first engine meets row 5 only if it gets it; the other one has none to hang on.
+    driver.end()
+    assert len(check_dump(tmp_path, LENGTHS)["committed"]) == 299
+    assert all("no progress" in loss.reason for loss in driver.losses)
+
+
+def test_drained_engine_gets_no_more_and_can_be_killed_without_a_loss(tmp_path: Path) -> None:
+    slow = {"tokens_per_s": 20_000.0}
+    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[slow, slow])
+    driver.begin()
+    driver.wait_until(lambda s: s.counts.committed > 20)
+    name = next(n for n in driver.handles if n.startswith("engine"))
+    ray.get(driver.coordinator.drain_engine.remote(name))
+    ray.kill(driver.handles[name])
+    assert name not in [e.name for e in driver.status().engines]
+    driver.end()
+    assert driver.losses == []
+    assert len(check_dump(tmp_path, LENGTHS)["committed"]) == 299
+
+
+def test_stopped_run_seals_what_it_has_and_a_second_run_finishes_it(tmp_path: Path) -> None:
+    slow = {"tokens_per_s": 8000.0}
+    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[slow, slow])
+    driver.begin()
+    driver.wait_until(lambda s: s.counts.written > 5)
+    ray.get(driver.coordinator.stop.remote("asked to"))
+    summary = driver.end()
+    assert summary.stopped == "asked to"
+    assert summary.account is None
+    assert summary.counts.written == summary.counts.in_flight == 0
+    assert 0 < summary.counts.committed < 299
+    committed = {s.row for m in read_manifests(driver.store) for s in m.samples}
+    assert len(committed) == summary.counts.committed
+
+    again = SmallDriver(driver.store)
+    again.begin()
+    assert again.end().counts.committed == 299
+    assert len(check_dump(tmp_path, LENGTHS)["committed"]) == 299
+    rows = [s.row for m in read_manifests(driver.store) for s in m.samples]
+    assert len(rows) == len(set(rows)), "a committed row was collected again"
+
+
+def test_coordinator_that_was_killed_is_replaced_while_engines_go_on(tmp_path: Path) -> None:
+    slow = {"tokens_per_s": 8000.0}
+    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[slow, slow])
+    driver.begin()
+    driver.wait_until(lambda s: s.counts.committed > 20)
+    infos = {n: ray.get(h.start.remote()) for n, h in driver.handles.items()}
+    ray.kill(driver.coordinator)
+    ray.get([h.abort_all.remote() for n, h in driver.handles.items() if n.startswith("engine")])
+    ray.get([h.seal.remote() for n, h in driver.handles.items() if n.startswith("writer")])
+    handles = dict(driver.handles)
+    driver.spec = {"generation": 1}
+    driver.begin(engines=0, writers=0)
+    for name, info in infos.items():
+        add = driver.coordinator.add_engine if name.startswith("engine") else driver.coordinator.add_writer
+        ray.get(add.remote(info, handles[name]))
+    driver.end()
+    assert len(check_dump(tmp_path, LENGTHS)["committed"]) == 299
+    assert {n: ray.get(h.start.remote()).actor_pid for n, h in handles.items()} == {
+        n: i.actor_pid for n, i in infos.items()
+    }
+
+
+def test_last_engine_lost_and_none_to_come_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[{"die_at_sample": 30}])
+    driver.begin(engines=1)
+    ray.get(driver.coordinator.no_more_engines.remote())
+    with pytest.raises(IncompleteRun, match="no engine is left"):
+        driver.end(replace=False)
+    assert read_manifests(driver.store), "what was written before is committed"
+
+
+def test_run_that_only_fails_is_stopped(tmp_path: Path) -> None:
+    bad = {"bad_rows": tuple(range(300))}
+    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[bad, bad], limits={"failures_in_a_row": 30})
+    driver.begin()
+    with pytest.raises(IncompleteRun, match="none came through"):
+        driver.end()
+
+
+def test_too_many_losses_end_the_run(tmp_path: Path) -> None:
+    poison = {"die_at_sample": 1}
+    driver = SmallDriver(
+        make_dump(tmp_path, LENGTHS), [poison, poison], poison, spec={"infrastructure_per_hour": 4}
+    )
+    driver.begin()
+    with pytest.raises(IncompleteRun, match="within an hour"):
+        driver.end()
+
+
+def test_sample_that_no_budget_holds_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    size = 700 * LAYOUT.bytes_per_token
+    driver = SmallDriver(make_dump(tmp_path, LENGTHS), limits={"in_flight_bytes": size - 1})
+    driver.begin(engines=0, writers=0)
+    with pytest.raises(ResourceError, match=f"{size} bytes.*{size - 1} bytes"):
+        driver.end()
