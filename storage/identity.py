@@ -63,7 +63,7 @@ def _flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in data.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):  # an empty one is the same as none
             flat.update(_flatten(value, f"{name}."))
         else:
             flat[name] = value

@@ -79,6 +79,11 @@ class Account:
     tokens: int
 
 
+def committed_table(layout: Layout, committed: Mapping[int, Committed]) -> pa.Table:
+    """The committed rows alone, in the table's schema: what an unfinished dump holds."""
+    return pa.Table.from_pylist([_committed_record(layout, c) for c in committed.values()], schema=SCHEMA)
+
+
 def build_table(layout: Layout, committed: Mapping[int, Committed], outcomes: Iterable[Outcome]) -> pa.Table:
     """The table of `TABLE_KEY`; a row that is committed counts as that whatever its outcome says.
 

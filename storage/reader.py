@@ -1,0 +1,265 @@
+"""Reading a dump: by number, by sample id, or through a torch DataLoader."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch.utils.data import Dataset
+
+from storage.dump import DumpHeader, read_header
+from storage.errors import CorruptDump
+from storage.files import Store
+from storage.identity import Identity
+from storage.layout import TOKEN_COLUMNS, Layout, State, hidden_key, token_key
+from storage.manifest import committed_samples, read_manifests
+from storage.table import committed_table, read_table
+
+TORCH_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+NEAR_IDS_AMONG = 20_000
+"""Ids that are compared for the hint in a KeyError: enough to help, few enough to be quick."""
+
+
+def states_tensor(raw: np.ndarray[Any, np.dtype[np.uint8]], layout: Layout) -> torch.Tensor:
+    """Stored bytes [n] as a flat tensor of the model's element type, without a copy."""
+    bits = torch.from_numpy(raw.view(np.int16 if layout.itemsize == 2 else np.int32))
+    return bits.view(TORCH_TYPES[layout.dtype])
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One committed sample. Nothing is read before it is asked for, and nothing is kept.
+
+    Attributes:
+        sample_id: the id in the prompt file.
+        row: prepared row.
+        tokens: T.
+        shard: shard that holds it.
+        first_slot: first inner chunk along the token axis, inside the shard.
+        offset: where its bytes start in ``hidden/c/<shard>/0/0``.
+        header: the dump's header.
+        store: the dump's store.
+    """
+
+    sample_id: str
+    row: int
+    tokens: int
+    shard: int
+    first_slot: int
+    offset: int
+    header: DumpHeader
+    store: Store
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Captured boundaries, ascending; ``final`` and ``final_normed`` aren't among them."""
+        return tuple(s for s in self.header.layout.states if isinstance(s, int))
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """Token ids, int64 [T], as embeddings take them."""
+        return torch.from_numpy(self._column("token_ids").astype(np.int64))
+
+    @property
+    def loss_mask(self) -> torch.Tensor:
+        """Tokens that count in a loss, bool [T]."""
+        return torch.from_numpy(self._column("loss_mask").astype(np.bool_))
+
+    def states(self, state: State) -> torch.Tensor:
+        """One state by one read of just its bytes.
+
+        Args:
+            state: a boundary, ``"final"`` or ``"final_normed"``; boundary N stands for ``"final"``.
+
+        Returns:
+            [T, H] of the model's element type, a view of the bytes that were read.
+
+        Raises:
+            KeyError: the dump doesn't hold it; the message lists what it holds.
+            CorruptDump, StorageError: it can't be read.
+        """
+        layout = self.header.layout
+        k = layout.state_index(self.header.resolve(state))
+        offset = layout.run_offset(self.offset, layout.slots(self.tokens), k, 0)
+        return self._read(offset, self.tokens * layout.row_bytes).view(self.tokens, layout.hidden_size)
+
+    def stack(self, states: Sequence[State] | None = None) -> torch.Tensor:
+        """Several states.
+
+        Args:
+            states: which, in which order; None for all in stored order, which is one read and no copy.
+
+        Returns:
+            [T, K, H] of the model's element type; with ``states`` None a view with the strides of [K, T, H].
+
+        Raises:
+            KeyError: the dump doesn't hold one of them.
+            CorruptDump, StorageError: it can't be read.
+        """
+        if states is not None:
+            return torch.stack([self.states(state) for state in states], dim=1)
+        layout = self.header.layout
+        rows = layout.slots(self.tokens) * layout.chunk_rows
+        flat = self._read(self.offset, layout.sample_bytes(self.tokens))
+        return flat.view(layout.num_states, rows, layout.hidden_size)[:, : self.tokens].transpose(0, 1)
+
+    def _read(self, offset: int, length: int) -> torch.Tensor:
+        return states_tensor(self._bytes(hidden_key(self.shard), offset, length), self.header.layout)
+
+    def _column(self, column: str) -> np.ndarray[Any, Any]:
+        dtype = np.dtype(TOKEN_COLUMNS[column]).newbyteorder("<")
+        start = self.first_slot * self.header.layout.chunk_rows * dtype.itemsize
+        return self._bytes(token_key(column, self.shard), start, self.tokens * dtype.itemsize).view(dtype)
+
+    def _bytes(self, key: str, offset: int, length: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        raw = np.empty(length, np.uint8)
+        try:
+            self.store.read_range_into(key, offset, raw.data)
+        except FileNotFoundError as exc:
+            raise CorruptDump(
+                f"{self.store.where(key)} is gone, and sample {self.sample_id!r} was in it; restore it from "
+                "a copy"
+            ) from exc
+        return raw
+
+
+class Dump(Sequence[Sample]):
+    """The committed samples of a dump in the order of their prepared rows. Picklable.
+
+    Attributes:
+        url: where it is.
+        header: what its root says.
+        samples: pyarrow table with the columns of ``samples.parquet``: every prepared row of a finished dump,
+            the committed rows of an unfinished one.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.url = store.url
+        self.header = read_header(store)
+        self._store = store
+        table = read_table(store)
+        if table is None:
+            table = committed_table(self.header.layout, committed_samples(read_manifests(store)))
+        self.samples: pa.Table = table
+        held = table.filter(pc.equal(table["status"], "committed"))
+        self._ids: list[str] = held["sample_id"].to_pylist()
+        columns = ("row", "tokens", "shard", "first_slot", "offset")
+        self._places = np.stack([held[name].to_numpy() for name in columns], axis=1)
+        self._numbers: dict[str, int] | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """Geometry."""
+        return self.header.layout
+
+    @property
+    def identity(self) -> Identity:
+        """What the numbers come from."""
+        return self.header.identity
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, which: int | str) -> Sample:  # type: ignore[override]
+        """A sample by number (negative from the end) or by id.
+
+        Raises:
+            IndexError: there is no such number.
+            KeyError: no committed sample has that id; the message names near ones.
+        """
+        number = self._number(which) if isinstance(which, str) else range(len(self))[which]
+        row, tokens, shard, first_slot, offset = (int(value) for value in self._places[number])
+        sample_id = self._ids[number]
+        return Sample(sample_id, row, tokens, shard, first_slot, offset, self.header, self._store)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self[i] for i in range(len(self)))
+
+    def __contains__(self, which: object) -> bool:
+        return which in self._by_id() if isinstance(which, str) else super().__contains__(which)
+
+    def _by_id(self) -> dict[str, int]:
+        if self._numbers is None:
+            self._numbers = {sample_id: number for number, sample_id in enumerate(self._ids)}
+        return self._numbers
+
+    def _number(self, sample_id: str) -> int:
+        try:
+            return self._by_id()[sample_id]
+        except KeyError:
+            some = list(itertools.islice(self._ids, NEAR_IDS_AMONG))
+            near = difflib.get_close_matches(sample_id, some, n=3) or some[:3]
+            raise KeyError(
+                f"{self.url} has no committed sample {sample_id!r}; among its {len(self)} ids are "
+                f"{', '.join(repr(i) for i in near)}. `hsdump inspect` says why a row was skipped or failed"
+            ) from None
+
+
+def open_dump(url: str) -> Dump:
+    """Opens a dump, finished or not; of an unfinished one it shows what is committed by now.
+
+    Args:
+        url: local path or fsspec URL.
+
+    Raises:
+        OutputError: there is no dump.
+        CorruptDump, StorageError: it can't be read.
+    """
+    return Dump(Store(url))
+
+
+class DumpDataset(Dataset[dict[str, Any]]):
+    """A dump as a torch map-style dataset.
+
+    It holds only the URL until it is used, so it pickles into the workers of a DataLoader; use
+    ``multiprocessing_context="spawn"`` for object stores, whose clients don't survive a fork.
+
+    An item is a dict of ``sample_id`` (str), ``row`` (int), ``input_ids`` (int64 [T]), ``loss_mask`` (bool
+    [T]) and ``hidden_states`` ([T, K, H] of the model's element type).
+
+    Args:
+        url: local path or fsspec URL of a dump.
+        states: which states, in the order along K; None for all that are stored.
+    """
+
+    def __init__(self, url: str, states: Sequence[State] | None = None) -> None:
+        self.url = Store(url).url
+        self.states = None if states is None else tuple(states)
+        self._dump: Dump | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_dump": None}
+
+    @property
+    def dump(self) -> Dump:
+        """The dump, opened on first use in each process.
+
+        Raises:
+            KeyError: the dump doesn't hold one of ``states``.
+        """
+        if self._dump is None:
+            dump = open_dump(self.url)
+            for state in self.states or ():
+                dump.layout.state_index(dump.header.resolve(state))
+            self._dump = dump
+        return self._dump
+
+    def __len__(self) -> int:
+        return len(self.dump)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        sample = self.dump[index]
+        return {
+            "sample_id": sample.sample_id,
+            "row": sample.row,
+            "input_ids": sample.token_ids,
+            "loss_mask": sample.loss_mask,
+            "hidden_states": sample.stack(self.states),
+        }

@@ -1,0 +1,254 @@
+"""Checks that shards hold what their manifests say: every committed byte against its hash, every number sane.
+
+Work falls into one picklable item a shard; `storage.account` looks across shards. Findings are data: who
+prints them decides how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from storage.dump import read_header
+from storage.errors import CorruptDump
+from storage.files import Store
+from storage.layout import TOKEN_COLUMNS, Layout, ShardIndex, hidden_key, token_key
+from storage.manifest import (
+    Manifest,
+    ManifestObject,
+    ManifestSample,
+    committed_shards,
+    hidden_digest,
+    read_manifest,
+    tokens_digest,
+)
+
+READ_BYTES = 16 << 20
+INFINITY_BITS = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F80_0000}
+"""Bits of +infinity: with the sign bit off, every non-finite value is at least this as an integer."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        what: what, where and with which value.
+        shard: shard it is in, None for problems of the whole dump.
+        row: prepared row of the sample that is affected, None for problems of a whole object.
+        sample_id: its id.
+    """
+
+    what: str
+    shard: int | None = None
+    row: int | None = None
+    sample_id: str | None = None
+
+
+@dataclass(frozen=True)
+class VerifyItem:
+    """One shard to check.
+
+    Attributes:
+        dump_url: the dump.
+        shard: number of a shard that has a manifest.
+    """
+
+    dump_url: str
+    shard: int
+
+
+@dataclass(frozen=True)
+class ShardFindings:
+    """What the check of one shard found; no problems means all its bytes are good.
+
+    Attributes:
+        shard: its number.
+        samples: samples that were checked.
+        tokens: their tokens.
+        bytes: bytes of states that were read and hashed, padding included.
+        problems: what is wrong; each affected sample has a problem of its own.
+    """
+
+    shard: int
+    samples: int
+    tokens: int
+    bytes: int
+    problems: tuple[Problem, ...]
+
+
+@dataclass
+class _Check:
+    """The check of one shard while it goes on."""
+
+    store: Store
+    layout: Layout
+    manifest: Manifest
+    problems: list[Problem] = field(default_factory=list)
+    read_bytes: int = 0
+
+    def say(self, what: str, sample: ManifestSample | None = None) -> None:
+        row, sample_id = (sample.row, sample.sample_id) if sample else (None, None)
+        self.problems.append(Problem(what, self.manifest.shard, row, sample_id))
+
+    def say_all(self, what: str) -> None:
+        for sample in self.manifest.samples:
+            self.say(what, sample)
+
+
+def work_items(store: Store) -> list[VerifyItem]:
+    """One item for each committed shard, in the order of their numbers.
+
+    Raises:
+        OutputError: there is no dump.
+        StorageError: it can't be read.
+    """
+    read_header(store)
+    return [VerifyItem(store.url, shard) for shard in committed_shards(store)]
+
+
+def run_item(item: VerifyItem) -> ShardFindings:
+    """Checks one shard, reading it once in pieces of at most 16 MiB.
+
+    Raises:
+        StorageError: the storage fails; what is wrong with the dump itself is in the findings.
+    """
+    store = Store(item.dump_url)
+    try:
+        manifest = read_manifest(store, item.shard)
+    except (CorruptDump, FileNotFoundError) as exc:
+        return ShardFindings(item.shard, 0, 0, 0, (Problem(str(exc), item.shard),))
+    check = _Check(store, read_header(store).layout, manifest)
+    if manifest.layout != check.layout:
+        check.say_all(f"the manifest's layout {manifest.layout} isn't the dump's {check.layout}")
+    else:
+        _check_states(check)
+        _check_columns(check)
+    tokens = sum(s.tokens for s in manifest.samples)
+    return ShardFindings(item.shard, len(manifest.samples), tokens, check.read_bytes, tuple(check.problems))
+
+
+def _object(check: _Check, key: str, geometry_bytes: int) -> ManifestObject | None:
+    """The manifest's entry of an object whose presence and size were checked; None when it can't be read."""
+    entry = next((o for o in check.manifest.objects if o.key == key), None)
+    if entry is None:
+        check.say_all(f"the manifest doesn't list {key}")
+        return None
+    if entry.bytes < geometry_bytes:
+        check.say(f"{key}: the manifest says {entry.bytes} bytes, its samples take {geometry_bytes}")
+    size = check.store.size(key)
+    if size is None:
+        check.say_all(f"{key} is missing")
+        return None
+    if size != entry.bytes:
+        check.say(f"{key} has {size} bytes, its manifest says {entry.bytes}")
+    return entry
+
+
+def _check_states(check: _Check) -> None:
+    layout, samples = check.layout, check.manifest.samples
+    key = hidden_key(check.manifest.shard)
+    body = max((s.offset + layout.sample_bytes(s.tokens) for s in samples), default=0)
+    entry = _object(check, key, body + layout.index_bytes)
+    if entry is None:
+        return
+    index = ShardIndex(layout)
+    for sample in samples:
+        index.add(sample.first_slot, layout.slots(sample.tokens), sample.offset)
+    footer = index.to_bytes()
+    if hidden_digest(samples, footer) != entry.xxh3:
+        check.say_all(
+            "the manifest's hash of the states doesn't follow from its samples: the manifest is damaged"
+        )
+    _check_index(check, key, index)
+    for sample in samples:
+        for k in range(layout.num_states):
+            _check_state(check, key, sample, k)
+
+
+def _check_index(check: _Check, key: str, expected: ShardIndex) -> None:
+    """Compares the index that zarr readers use with the one that follows from the manifest."""
+    size = check.store.size(key) or 0
+    length = check.layout.index_bytes
+    footer = check.store.read_range(key, size - length, length) if size >= length else b""
+    if footer == expected.to_bytes():
+        return
+    wrong = list(check.manifest.samples)
+    if footer:
+        entries = np.frombuffer(footer[:-4], "<u8").reshape(expected.entries().shape)
+        differs = np.any(entries != expected.entries(), axis=(1, 2))
+        slots = check.layout.slots
+        # Zarr readers refuse an index whose checksum fails, so a wrong entry or checksum hits every sample;
+        # those whose own entries differ are read from the wrong place even without the check.
+        wrong = [s for s in wrong if differs[s.first_slot : s.first_slot + slots(s.tokens)].any()] or wrong
+    for sample in check.manifest.samples:
+        own = "its entries differ" if sample in wrong else "its entries are good, the checksum isn't"
+        check.say(f"the index of {key} is damaged ({own}): zarr readers can't read the sample", sample)
+
+
+def _pieces(check: _Check, key: str, sample: ManifestSample, k: int) -> Iterator[npt.NDArray[np.uint8]]:
+    """Bytes of one state of a sample, padding included; the yielded array is used again."""
+    layout = check.layout
+    slots = layout.slots(sample.tokens)
+    offset = layout.run_offset(sample.offset, slots, k, 0)
+    length = slots * layout.chunk_bytes
+    step = max(READ_BYTES // layout.row_bytes, 1) * layout.row_bytes
+    buffer = np.empty(min(step, length), np.uint8)
+    for start in range(0, length, step):
+        piece = buffer[: min(step, length - start)]
+        check.store.read_range_into(key, offset + start, piece.data)
+        check.read_bytes += piece.size
+        yield piece
+
+
+def _check_state(check: _Check, key: str, sample: ManifestSample, k: int) -> None:
+    layout, state = check.layout, check.layout.states[k]
+    digest = xxhash.xxh3_64()
+    infinity = INFINITY_BITS[layout.dtype]
+    sign_off = layout.storage_dtype.type((1 << (8 * layout.itemsize - 1)) - 1)
+    row, bad_rows, largest = 0, [], 0
+    try:
+        for piece in _pieces(check, key, sample, k):
+            digest.update(piece.data)
+            bits = piece.view(layout.storage_dtype).reshape(-1, layout.hidden_size)
+            row_max = np.bitwise_and(bits, sign_off).max(axis=1)
+            bad_rows += (row + np.flatnonzero(row_max >= infinity)).tolist()
+            largest = max(largest, int(row_max.max()))
+            row += len(bits)
+    except CorruptDump as exc:
+        check.say(f"state {state}: {exc}", sample)
+        return
+    if digest.hexdigest() != sample.xxh3[k]:
+        check.say(f"state {state}: xxh3 is {digest.hexdigest()}, the manifest says {sample.xxh3[k]}", sample)
+    if bad_rows:
+        check.say(
+            f"state {state}: not finite at {len(bad_rows)} tokens, first at token {bad_rows[0]}", sample
+        )
+    if largest == 0:
+        check.say(f"state {state}: all zero", sample)
+
+
+def _check_columns(check: _Check) -> None:
+    layout = check.layout
+    columns: dict[str, npt.NDArray[Any]] = {}
+    for column, dtype in TOKEN_COLUMNS.items():
+        key = token_key(column, check.manifest.shard)
+        entry = _object(check, key, layout.shard_rows * np.dtype(dtype).itemsize)
+        if entry is None:
+            return
+        data = check.store.read(key)
+        found = xxhash.xxh3_64_hexdigest(data)
+        if found != entry.xxh3:
+            check.say(f"{key}: xxh3 is {found}, its manifest says {entry.xxh3}")
+        itemsize = np.dtype(dtype).itemsize
+        columns[column] = np.frombuffer(data[: len(data) // itemsize * itemsize], dtype)
+    for sample in check.manifest.samples:
+        start = sample.first_slot * layout.chunk_rows
+        token_ids, loss_mask = (columns[c][start : start + sample.tokens] for c in TOKEN_COLUMNS)
+        if tokens_digest(token_ids, loss_mask) != sample.tokens_xxh3:
+            check.say("token_ids or loss_mask: xxh3 isn't what the manifest says", sample)
