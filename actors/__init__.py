@@ -1,0 +1,1 @@
+"""Who does the work: engines, writers, the coordinator, and the messages between them."""

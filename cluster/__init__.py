@@ -1,0 +1,1 @@
+"""Where a run lives: command line, configuration, driver, placement."""

@@ -38,7 +38,9 @@ def collect(
     overrides: Overrides = None,
     address: Annotated[
         str | None,
-        typer.Option(help="Ray cluster to use, `auto` for the one of this machine; default: start a local one."),
+        typer.Option(
+            help="Ray cluster to use, `auto` for the one of this machine; default: start a local one."
+        ),
     ] = None,
 ) -> None:
     """Run the prompts through the model and leave a dump. Again on the same output: resume."""
@@ -51,12 +53,17 @@ def collect(
 def verify(
     dump: DumpUrl,
     reference: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Recompute N samples with Hugging Face, the longest among them.")
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Recompute N samples with Hugging Face, the longest among them."
+        ),
     ] = 0,
     model: Annotated[
         str | None, typer.Option(help="Folder of the model, where it isn't the one that the dump names.")
     ] = None,
-    trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that comes with the model.")] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option(help="Run Python code that comes with the model.")
+    ] = False,
     address: Annotated[str | None, typer.Option(help="Spread the work over this Ray cluster.")] = None,
 ) -> None:
     """Check a dump: the account, every byte, and on request the states themselves."""
@@ -68,7 +75,9 @@ def verify(
 @app.command()
 def inspect(
     dump: DumpUrl,
-    sample: Annotated[str | None, typer.Argument(metavar="[ID]", help="Show this sample's text and mask.")] = None,
+    sample: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="Show this sample's text and mask.")
+    ] = None,
 ) -> None:
     """Show what a dump holds, or one sample of it."""
     from cluster.inspect import inspect as run

@@ -106,7 +106,9 @@ def _refuse_foreign(store: Store) -> None:
     ours = {"zarr.json", "prompts", ".tmp"}
     if names and not names & ours:
         shown = ", ".join(sorted(names)[:3])
-        raise OutputError(f"output {root}: holds something else ({shown}, ...); give a new or an empty folder")
+        raise OutputError(
+            f"output {root}: holds something else ({shown}, ...); give a new or an empty folder"
+        )
 
 
 def _fleet(

@@ -204,7 +204,9 @@ def load_run(url: str, overrides: Sequence[str] = ()) -> RunConfig:
     except yaml.YAMLError as error:
         raise ConfigError(f"run file {url}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
-        raise ConfigError(f"run file {url}: holds {type(tree).__name__}, not a mapping with model, prompts, output")
+        raise ConfigError(
+            f"run file {url}: holds {type(tree).__name__}, not a mapping with model, prompts, output"
+        )
     for override in overrides:
         _apply(tree, override)
     try:
@@ -222,12 +224,16 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     for name in path:
         child = node.setdefault(name, {})
         if not isinstance(child, dict):
-            raise ConfigError(f"--set {override}: {name} holds {child!r} in the run file and has no key below it")
+            raise ConfigError(
+                f"--set {override}: {name} holds {child!r} in the run file and has no key below it"
+            )
         node = child
     try:
         node[last] = yaml.safe_load(value)
     except yaml.YAMLError as error:
-        raise ConfigError(f"--set {override}: {value!r} isn't valid YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"--set {override}: {value!r} isn't valid YAML: {' '.join(str(error).split())}"
+        ) from error
 
 
 def _explain(error: Any) -> str:

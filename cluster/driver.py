@@ -112,7 +112,9 @@ class Driver:
     def _start_coordinator(self) -> None:
         self._coordinator = (
             ray.remote(Coordinator)
-            .options(name=f"coordinator-{self._spec.generation}", num_cpus=0, max_restarts=0, max_task_retries=0)
+            .options(
+                name=f"coordinator-{self._spec.generation}", num_cpus=0, max_restarts=0, max_task_retries=0
+            )
             .remote(self._spec)
         )
         self._await(self._coordinator.run.remote(), self._on_end)
@@ -241,9 +243,14 @@ class Driver:
 
     def _on_status(self, ref: ray.ObjectRef) -> None:
         try:
-            say(self._pace.line(ray.get(ref)))
+            line = self._pace.line(ray.get(ref))
         except RayError:
             return  # a dead coordinator is answered by `_on_end`
+        loading = [m for m in self._fleet.engines.values() if m.info is None]
+        if loading:
+            since = max(time.monotonic() - m.created for m in loading)
+            line += f"; loading for {since:.0f} s: {', '.join(m.name for m in loading)}"
+        say(line)
 
     def _catch_signals(self) -> None:
         # After ray.init, which installs handlers of its own. A handler may only set a flag.

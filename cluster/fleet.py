@@ -1,5 +1,7 @@
-"""The engines and writers of a run. The driver owns them, because an actor dies with its creator and a dead
-coordinator must not cost every node a reload of the model.
+"""The engines and writers of a run.
+
+The driver owns them, because an actor dies with its creator and a dead coordinator must not cost every node a
+reload of the model.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ _NO_GPU = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
 """``num_gpus=0`` alone doesn't hide a node's GPUs from a process."""
 
 _SHUTDOWN_WAIT_S = 20.0
+_WRITER_START_S = 120.0
 
 
 @dataclass
@@ -32,13 +35,15 @@ class Member:
 
     Attributes:
         info: None until it has started.
-        deadline: ``time.monotonic()`` by which it must have started.
+        created: ``time.monotonic()`` of its creation.
+        deadline: and by when it must have started.
     """
 
     name: str
     node_id: str
     handle: Any
     started: ray.ObjectRef
+    created: float
     deadline: float
     info: EngineInfo | WriterInfo | None = None
 
@@ -81,8 +86,7 @@ class Fleet:
             )
             .remote(spec)
         )
-        deadline = time.monotonic() + spec.load_timeout_s
-        member = Member(spec.name, node_id, handle, handle.start.remote(), deadline)
+        member = _member(spec.name, node_id, handle, spec.load_timeout_s)
         self.engines[spec.name] = member
         return member
 
@@ -101,7 +105,7 @@ class Fleet:
             )
             .remote(spec)
         )
-        member = Member(spec.name, node_id, handle, handle.start.remote(), time.monotonic() + 120)
+        member = _member(spec.name, node_id, handle, _WRITER_START_S)
         self.writers[spec.name] = member
         return member
 
@@ -148,3 +152,8 @@ class Fleet:
         number = self._made[kind]
         self._made[kind] += 1
         return f"{kind}-{number}"
+
+
+def _member(name: str, node_id: str, handle: Any, start_timeout_s: float) -> Member:
+    now = time.monotonic()
+    return Member(name, node_id, handle, handle.start.remote(), now, now + start_timeout_s)

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from cluster.report import size
 from storage.errors import ConfigError
+from storage.files import Store
 from storage.prompts import PreparedSummary, read_prepared
 from storage.reader import Dump, Sample, open_dump
-from storage.files import Store
 
 _REASONS_SHOWN = 8
 
@@ -54,7 +54,9 @@ def _print_dump(console: Console, dump: Dump, prepared: PreparedSummary | None) 
     if lengths:
         p50, p99 = statistics.median(lengths), lengths[min(len(lengths) - 1, int(len(lengths) * 0.99))]
         table.add_row("lengths", f"{lengths[0]:,} to {lengths[-1]:,} tokens, median {p50:,.0f}, p99 {p99:,}")
-    table.add_row("size", f"{layout.bytes_per_token:,} bytes a token, {size(tokens * layout.bytes_per_token)}")
+    table.add_row(
+        "size", f"{layout.bytes_per_token:,} bytes a token, {size(tokens * layout.bytes_per_token)}"
+    )
     if prepared is not None:
         mask = prepared.identity["loss_mask"]["policy"]
         share = prepared.supervised_tokens / max(prepared.tokens, 1)
@@ -79,7 +81,9 @@ def _print_missing(console: Console, dump: Dump) -> None:
     for name in ("row", "status", "sample", "reason"):
         table.add_column(name)
     for record in sorted(records, key=lambda r: (r["status"], r["row"]))[:_REASONS_SHOWN]:
-        table.add_row(str(record["row"]), record["status"], escape(record["sample_id"]), escape(record["reason"]))
+        table.add_row(
+            str(record["row"]), record["status"], escape(record["sample_id"]), escape(record["reason"])
+        )
     console.print(table)
     if len(records) > _REASONS_SHOWN:
         console.print(f"... {len(records) - _REASONS_SHOWN} more in {dump.url}/samples.parquet")
@@ -107,7 +111,9 @@ def _print_sample(console: Console, dump: Dump, sample: Sample) -> None:
     console.print(table)
     text = _text(dump, ids.tolist(), mask.tolist())
     if text is None:
-        console.print(f"\nthe tokenizer isn't at {dump.header.model_path}; token ids: {ids[:32].tolist()} ...")
+        console.print(
+            f"\nthe tokenizer isn't at {dump.header.model_path}; token ids: {ids[:32].tolist()} ..."
+        )
         return
     console.print("\ntext, [bold green]supervised tokens in green[/]:")
     console.print(text)

@@ -56,9 +56,7 @@ def gpus_per_engine(asked: int | str, nodes: Sequence[Node]) -> int:
     return int(asked)
 
 
-def place_engines(
-    nodes: Sequence[Node], gpus: int, count: int | str, taken: Sequence[str] = ()
-) -> list[str]:
+def place_engines(nodes: Sequence[Node], gpus: int, count: int | str, taken: Sequence[str] = ()) -> list[str]:
     """Node ids for engines, one entry an engine; nodes with the most room first.
 
     Args:

@@ -72,7 +72,7 @@ class Pace:
         done = counts.committed + counts.written
         parts = [
             f"{done}/{counts.total - counts.skipped} samples ({counts.committed} committed, {counts.failed} failed)",
-            f"{len(status.engines)} engines",
+            f"{len(status.engines)} engine{'' if len(status.engines) == 1 else 's'}",
             f"{size(sum(status.in_flight_bytes.values()))} in flight",
         ]
         if self._started is not None and now > self._started[0]:

@@ -18,9 +18,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def spread(
-    work: Callable[[Item], Result], items: Sequence[Item], address: str | None
-) -> Iterator[Result]:
+def spread(work: Callable[[Item], Result], items: Sequence[Item], address: str | None) -> Iterator[Result]:
     """Results as they come, in no order.
 
     Args:

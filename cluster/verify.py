@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+import transformers
 from rich.console import Console
 from rich.table import Table
 
@@ -13,10 +15,15 @@ from storage.account import check_account
 from storage.errors import CorruptDump
 from storage.files import Store
 from storage.reader import open_dump
-from storage.reference import ReferenceItem, SampleComparison, run_reference
+from storage.reference import (
+    MEDIAN_LIMIT,
+    ReferenceItem,
+    SampleResult,
+    StateResult,
+    pick_samples,
+    run_reference,
+)
 from storage.verify import Problem, run_item, work_items
-
-_SHOWN = 20
 
 
 def verify(
@@ -62,23 +69,77 @@ def verify(
     _say_problems(console, problems)
     if problems:
         bad = {p.sample_id for p in problems if p.sample_id is not None}
-        raise CorruptDump(f"{url}: {len(problems)} problems, {len(bad)} samples affected; they are listed above")
+        raise CorruptDump(
+            f"{url}: {len(problems)} problems, {len(bad)} samples affected; they are listed above"
+        )
     console.print("good      no problems")
 
 
 def _reference(
     console: Console, url: str, count: int, model: str | None, trust_remote_code: bool
 ) -> list[Problem]:
+    transformers.utils.logging.disable_progress_bar()
     dump = open_dump(url)
-    item = ReferenceItem(url, choose(dump.samples, count), model or dump.header.model_path, trust_remote_code)
-    console.print(
-        f"reference {len(item.sample_ids)} samples recomputed with Hugging Face in float32 from {item.model_path}"
+    path = model or dump.header.model_path
+    item = ReferenceItem(
+        url,
+        tuple(pick_samples(dump, count)),
+        path,
+        device="auto" if torch.cuda.is_available() else "cpu",
+        trust_remote_code=trust_remote_code,
     )
-    comparisons = run_reference(item)
-    console.print(_table(comparisons))
+    console.print(
+        f"reference {len(item.sample_ids)} samples recomputed with Hugging Face in float32 from {path}"
+    )
+    results = run_reference(item)
+    console.print(_table(results))
     return [
-        Problem(f"state {s.state}: {s.why}", sample_id=c.sample_id)
-        for c in comparisons
-        for s in c.states
-        if not s.good
+        Problem(f"state {s.state}: {_why(s)}", row=r.row, sample_id=r.sample_id)
+        for r in results
+        for s in r.states
+        if not s.passed
     ]
+
+
+def _why(state: StateResult) -> str:
+    medians = ", ".join(f"{name} {value:.4f}" for name, value in state.medians.items())
+    return (
+        f"the median error per token is {state.summary.median:.4f} (right is below {MEDIAN_LIMIT}), the nearest "
+        f"state of the reference is {state.nearest} (medians: {medians})"
+    )
+
+
+def _table(results: Sequence[SampleResult]) -> Table:
+    """Per state over all samples: the worst of each figure, and how many samples agree."""
+    table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left")
+    for name in ("state", "median", "p99", "max", "over 0.1", "nearest", "by", "samples"):
+        table.add_column(name, justify="left" if name == "state" else "right")
+    for k, first in enumerate(results[0].states):
+        states = [r.states[k] for r in results]
+        worst = max(states, key=lambda s: s.summary.median)
+        good = sum(s.passed for s in states)
+        table.add_row(
+            str(first.state),
+            f"{worst.summary.median:.4f}",
+            f"{max(s.summary.p99 for s in states):.4f}",
+            f"{max(s.summary.max for s in states):.4f}",
+            f"{max(s.summary.share_over_0_1 for s in states):.1%}",
+            worst.nearest,
+            f"{min(s.ratio for s in states):.0f}x",
+            f"{good} of {len(states)} good",
+        )
+    return table
+
+
+def _say_problems(console: Console, problems: Sequence[Problem]) -> None:
+    """One line for each affected sample and each problem that is no sample's."""
+    by_sample: dict[str, list[Problem]] = {}
+    for problem in problems:
+        if problem.sample_id is None:
+            where = "the dump" if problem.shard is None else f"shard {problem.shard}"
+            console.print(f"bad       {where}: {problem.what}", markup=False)
+        else:
+            by_sample.setdefault(problem.sample_id, []).append(problem)
+    for sample_id, found in by_sample.items():
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        console.print(f"bad       sample {sample_id}: {found[0].what}{more}", markup=False)
