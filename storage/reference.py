@@ -64,6 +64,15 @@ class StateResult:
     ratio: float
     passed: bool
 
+    @property
+    def why(self) -> str:
+        """What was found, in one line for a person."""
+        return (
+            f"median error {self.summary.median:.3g} per token (right is below {MEDIAN_LIMIT}); the nearest "
+            f"reference state is {self.nearest}, neighbours are {self.ratio:.3g} times as far (right is at "
+            f"least {NEAREST_BY:g})"
+        )
+
 
 @dataclass(frozen=True)
 class SampleResult:

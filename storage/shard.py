@@ -14,7 +14,7 @@ from typing import Any
 import numpy.typing as npt
 
 from storage.claims import claim_next, first_free, holds
-from storage.errors import LeaseLost, RowMismatch
+from storage.errors import LeaseLost, RowMismatch, StorageError
 from storage.files import Store
 from storage.layout import Layout, hidden_key
 from storage.open_shard import OpenSample, OpenShard, SampleHead
@@ -86,10 +86,15 @@ class ShardWriter:
 
         Raises:
             RowMismatch: the row isn't placed, or the segment isn't the next one or has another shape or type.
-            StorageError: writing failed.
+            StorageError: writing failed; the shard's samples are lost and must be written again.
         """
         shard, sample = self._placed(row)
-        shard.write(sample, token_start, states)
+        try:
+            shard.write(sample, token_start, states)
+        except StorageError:
+            self._open.remove(shard)
+            shard.abort()  # on a full disk this also gives its space back
+            raise
 
     def finish(self, row: int) -> None:
         """Declares a sample whole; it is committed when its shard is sealed, which may be now.

@@ -104,6 +104,7 @@ def test_states_one_layer_off_fail_and_the_nearest_is_named(tmp_path: Path, mode
     assert verdicts(results) == {0: True, 2: False, 3: False, "final": False, "final_normed": True}
     nearest = {s.state: s.nearest for s in results[0].states}
     assert (nearest[2], nearest[3], nearest["final"]) == ("3", "2", "3")
+    assert "the nearest reference state is 3" in results[0].states[1].why
 
 
 def test_normed_and_unnormed_final_states_are_told_apart(tmp_path: Path, model_path: Path) -> None:

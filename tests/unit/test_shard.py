@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from made_dumps import IDENTITY, LAYOUT, head_of, make_dump, states_of, write_wh
 
 from storage.claims import claim_next
 from storage.dump import create_dump, finalise, grow
-from storage.errors import AlreadyExists, LeaseLost, RowMismatch
+from storage.errors import AlreadyExists, LeaseLost, RowMismatch, StorageFull
 from storage.files import Store
 from storage.layout import MISSING, Layout, claim_key, hidden_key, manifest_key
 from storage.manifest import Manifest, read_manifest, read_manifests
@@ -249,6 +251,37 @@ def test_a_late_writer_never_overwrites_a_shard(tmp_path: Path) -> None:
         writer.seal_all()
     assert store.read(hidden_key(0)) == b"another's"
     assert not store.exists(manifest_key(0))
+
+
+def test_after_a_full_disk_the_shard_is_given_up_and_a_new_one_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.sinks.BUFFER_BYTES", 4096)
+    monkeypatch.setattr("storage.sinks._idle_buffers", [])
+    store, writer = new_writer(tmp_path)
+    writer.place(head_of(0, 60))
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(os, "pwrite", raise_no_space)
+        with pytest.raises(StorageFull, match="hidden/c/0/0/0: no space left"):
+            write_until_it_fails(writer)
+    assert list((tmp_path / ".tmp").iterdir()) == []  # its space is free again
+    write_whole(writer, 0, states_of(LAYOUT, 0, 60))
+    writer.seal_all()
+    assert [(m.shard, m.samples[0].row) for m in read_manifests(store)] == [(1, 0)]
+
+
+def raise_no_space(fd: int, data: memoryview, offset: int) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def write_until_it_fails(writer: ShardWriter) -> None:
+    """The thread that writes reports at a later call; each row is placed and written once."""
+    writer.write(0, 0, states_of(LAYOUT, 0, 60))
+    writer.finish(0)
+    writer.place(head_of(1, 4))
+    writer.write(1, 0, states_of(LAYOUT, 1, 4))
+    writer.finish(1)
+    writer.seal_all()
 
 
 def test_the_manifest_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
