@@ -28,9 +28,10 @@ class Balancer:
     """Chooses batches.
 
     Suspects first, each alone on an idle engine; as many of the least loaded engines as there are suspects
-    are kept for them. Then longest first, to the engine with the fewest outstanding tokens. A batch is bounded
-    by half an engine's share of what is pending, so that the end of a run isn't left to one straggler. When
-    the permits left on a node don't hold a whole batch, the engine waits rather than take a scrap of one.
+    are kept for them. Then longest first, to the engine with the fewest outstanding tokens. A batch is
+    bounded by half an engine's share of what is pending, so that the end of a run isn't left to one
+    straggler. When the permits left on a node don't hold a whole batch, the engine waits rather than take a
+    scrap of one.
     """
 
     def __init__(

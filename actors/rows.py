@@ -29,6 +29,10 @@ class State(IntEnum):
     FAILED = 5
 
 
+# Python 3.11 looks a member up through the metaclass at each use, which a million transitions feel.
+_ALL = _PENDING, _IN_FLIGHT, _WRITTEN, _COMMITTED, _SKIPPED, _FAILED = tuple(State)
+
+
 @dataclass(frozen=True)
 class Counts:
     """Rows by state; their sum is the number of prepared rows."""
@@ -110,28 +114,28 @@ class Rows:
 
     def start(self, row: int) -> int:
         """A row taken out of `pending` goes into flight; returns the attempt's number."""
-        self._move(row, State.IN_FLIGHT, State.PENDING)
+        self._move(row, _IN_FLIGHT, _PENDING)
         self._attempt[row] += 1
         return int(self._attempt[row])
 
     def write(self, row: int, writer: int) -> None:
         """The writer of this number holds the row's states."""
-        self._move(row, State.WRITTEN, State.IN_FLIGHT)
+        self._move(row, _WRITTEN, _IN_FLIGHT)
         self._writer[row] = writer
 
     def requeue(self, row: int, alone: bool = False) -> None:
         """What was in flight or written is pending again, as a suspect if it has to be ``alone`` next."""
-        self._move(row, State.PENDING, State.IN_FLIGHT, State.WRITTEN)
+        self._move(row, _PENDING, _IN_FLIGHT, _WRITTEN)
         self.pending.push(row, alone)
 
     def skip(self, row: int, reason: str) -> None:
         """The row in flight is given up, and the run is no less complete for it."""
-        self._move(row, State.SKIPPED, State.IN_FLIGHT)
+        self._move(row, _SKIPPED, _IN_FLIGHT)
         self._reasons[row] = reason
 
     def fail(self, row: int, reason: str) -> None:
         """The row in flight is given up."""
-        self._move(row, State.FAILED, State.IN_FLIGHT)
+        self._move(row, _FAILED, _IN_FLIGHT)
         self._reasons[row] = reason
 
     def commit(self, row: int) -> bool:
@@ -141,17 +145,17 @@ class Rows:
             False if it was committed before.
         """
         state = self._state[row]
-        if state == State.COMMITTED:
+        if state == _COMMITTED:
             return False
-        if state == State.PENDING:
+        if state == _PENDING:
             self.pending.discard(row)
-        self._move(row, State.COMMITTED, *State)
+        self._move(row, _COMMITTED, *_ALL)
         self._reasons.pop(row, None)
         self.committed_tokens += int(self.tokens[row])
         return True
 
     def _move(self, row: int, to: State, *allowed: State) -> None:
-        state = self._state[row]
+        state = int(self._state[row])
         if state not in allowed:
             raise ValueError(f"row {row} is {State(state).name.lower()}; it can't become {to.name.lower()}")
         self._counts[state] -= 1
