@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import pickle
 import signal
@@ -159,9 +160,27 @@ def test_a_sink_falls_back_where_direct_writes_are_refused(
 
 
 def fcntl_flags(fd: int) -> int:
-    import fcntl
-
     return fcntl.fcntl(fd, fcntl.F_GETFL)
+
+
+def test_whole_blocks_are_written_past_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.pwrite
+    written: list[tuple[bool, int]] = []
+
+    def recorded(fd: int, data: memoryview, offset: int) -> int:
+        count = real(fd, data, offset)
+        written.append((bool(fcntl_flags(fd) & os.O_DIRECT), count))
+        return count
+
+    monkeypatch.setattr(os, "pwrite", recorded)
+    sink = Store(str(tmp_path)).object_sink("o")
+    if sinks._open_direct(next((tmp_path / localdisk.TEMPORARIES).iterdir())) is None:
+        pytest.skip("this file system has no O_DIRECT")
+    sink.write_at(0, np.ones(sinks.BUFFER_BYTES + 8192 + 100, np.uint8))
+    sink.commit(sinks.BUFFER_BYTES + 8192 + 100)
+    assert written == [(True, sinks.BUFFER_BYTES), (True, 8192), (False, 100)]
 
 
 def test_a_full_disk_is_named_with_its_free_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
