@@ -233,6 +233,8 @@ class CaptureSession:
             self._engine.end()
         else:
             end_processes(self._others)
+        # A proof that waits for a dead engine would wait for ever.
+        self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _enforce_deadline(self) -> None:
         try:
@@ -259,7 +261,6 @@ class CaptureSession:
         self._dead = EngineDead(f"{self._spec.name}: {said}; see {self._spec.log_dir}")
         logger.error("%s", self._dead)
         if not self._started.done():
-            # Its constructor sees the death too; its proof would wait for ever.
             self._fail_start(self._dead)
         self._break_off(self._dead)
 

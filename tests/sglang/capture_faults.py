@@ -1,0 +1,62 @@
+"""Scheduler functions with one thing wrong, for the tests that show that it is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from actors.capture.captured import CapturedModel
+from actors.capture.collector import CONTRACT_FLAG, Collector
+from actors.capture.hook import HookSpec, run_scheduler_with_hook
+
+
+def one_layer_off(spec: HookSpec, *args: Any, **kwargs: Any) -> None:
+    """The list is one off, and what is read back of it says that it isn't."""
+    switch_on, consulted = Collector.switch_on, Collector.consulted
+
+    def switch_on_one_off(self: Collector, boundaries: Sequence[int]) -> None:
+        switch_on(self, [b + 1 for b in boundaries])
+        Collector.consulted = lambda self: tuple(b - 1 for b in consulted(self))
+
+    Collector.switch_on = switch_on_one_off
+    run_scheduler_with_hook(spec, *args, **kwargs)
+
+
+def setter_one_layer_off(spec: HookSpec, *args: Any, **kwargs: Any) -> None:
+    """The model's setters mean another layer than they say."""
+    from sglang.srt.models.llama import LlamaForCausalLM
+
+    def off(self: Any, layer_ids: list[int]) -> None:
+        self.model.layers_to_capture = [i + 2 for i in layer_ids]
+
+    LlamaForCausalLM.set_dflash_layers_to_capture = off
+    LlamaForCausalLM.set_eagle3_layers_to_capture = off
+    run_scheduler_with_hook(spec, *args, **kwargs)
+
+
+def models_own_flag(spec: HookSpec, *args: Any, **kwargs: Any) -> None:
+    """The model's own capture flag is left on, so that the wrapper expects another return type."""
+    init = CapturedModel.__init__
+
+    def with_flag(self: CapturedModel, *a: Any, **k: Any) -> None:
+        init(self, *a, **k)
+        setattr(self._collector.wrapper, CONTRACT_FLAG, True)
+
+    CapturedModel.__init__ = with_flag
+    run_scheduler_with_hook(spec, *args, **kwargs)
+
+
+def own_flag_without_hook(spec: HookSpec, *args: Any, **kwargs: Any) -> None:
+    """No hook at all: the flag alone, as one would try first."""
+    from sglang.srt.managers.scheduler import run_scheduler_process
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    load_model = ModelRunner.load_model
+
+    def load_and_flag(runner: Any, *a: Any, **k: Any) -> Any:
+        result = load_model(runner, *a, **k)
+        setattr(runner.model, CONTRACT_FLAG, True)
+        return result
+
+    ModelRunner.load_model = load_and_flag
+    run_scheduler_process(*args, **kwargs)

@@ -1,0 +1,82 @@
+"""What would make states wrong stops the start, by the proof itself and without a list of bad models."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import capture_faults
+import pytest
+import tiny_models
+from capture_support import engine_spec, running
+
+from storage.errors import EngineDead, ModelError, ProofFailed, ResourceError
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def llama(models_dir: Path) -> Path:
+    return tiny_models.make("llama", models_dir)
+
+
+def test_identity_fails_when_the_list_is_one_off_and_nothing_else_notices(llama: Path, tmp_path: Path) -> None:
+    with (
+        pytest.raises(ProofFailed, match=r"identity of 2: median .*identity of 4: median") as failed,
+        running(engine_spec(llama, [2, 4], tmp_path), capture_faults.one_layer_off),
+    ):
+        pass
+    assert "decoder loop" not in str(failed.value)
+    assert "outputs" not in str(failed.value)
+
+
+def test_a_setter_that_means_another_layer_is_found_in_the_consulted_list(llama: Path, tmp_path: Path) -> None:
+    with (
+        pytest.raises(ProofFailed, match=r"would collect other boundaries than \[2, 4\].*-> \[3, 5\]"),
+        running(engine_spec(llama, [2, 4], tmp_path), capture_faults.setter_one_layer_off),
+    ):
+        pass
+
+
+def test_proof_fails_for_gemma3_whose_collector_is_wrong(models_dir: Path, tmp_path: Path) -> None:
+    gemma = tiny_models.make("gemma3", models_dir)
+    with (
+        pytest.raises(ProofFailed, match=r"Gemma3ForCausalLM would be wrong.*identity of 2: median [01]\."),
+        running(engine_spec(gemma, [2, 4, 6], tmp_path)),
+    ):
+        pass
+
+
+def test_the_models_own_flag_breaks_the_wrappers_contract(llama: Path, tmp_path: Path) -> None:
+    """Why the flag stays off: the wrapper unpacks a pair that it doesn't get, and the engine dies."""
+    begun = time.monotonic()
+    with (
+        pytest.raises(EngineDead, match="is gone"),
+        running(engine_spec(llama, [2, 4], tmp_path), capture_faults.models_own_flag),
+    ):
+        pass
+    assert time.monotonic() - begun < 120, "a dead engine was waited for"
+    assert "values to unpack" in (tmp_path / "engine-0-dp0-tp0.log").read_text()
+
+
+def test_a_model_that_does_not_load_is_named(llama: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in ("config.json", "generation_config.json"):
+        (broken / file).write_bytes((llama / file).read_bytes())
+    with (
+        pytest.raises(ModelError, match="Cannot find any model weights"),
+        running(engine_spec(broken, [2, 4], tmp_path)),
+    ):
+        pass
+
+
+def test_gpus_that_are_not_there_are_counted_before_anything_is_loaded(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    import dataclasses
+
+    spec = dataclasses.replace(engine_spec(llama, [2], tmp_path), gpus=8)
+    with pytest.raises(ResourceError, match="needs 8 GPUs and sees 0"), running(spec):
+        pass

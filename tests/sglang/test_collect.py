@@ -1,0 +1,144 @@
+"""The main job as a person runs it: a real model in a real engine, through Ray, to a committed dump."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorstore
+import torch
+import zarr
+from collect_support import hsdump, run_file, shared_memory
+from torch.utils.data import DataLoader
+
+from storage import DumpDataset, open_dump
+
+pytestmark = pytest.mark.slow
+
+BYTES_A_TOKEN = 5 * 576 * 2
+
+
+@pytest.fixture(scope="module")
+def collected(
+    tmp_path_factory: pytest.TempPathFactory, smollm2: Path
+) -> tuple[Path, Path, subprocess.CompletedProcess[str]]:
+    """Run file, dump and the finished command."""
+    folder = tmp_path_factory.mktemp("collect")
+    run = run_file(folder, smollm2, folder / "dump")
+    before = shared_memory()
+    done = hsdump("collect", run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert shared_memory() == before
+    return run, folder / "dump", done
+
+
+def test_the_account_adds_up_and_is_printed(collected):
+    _, dump, done = collected
+    prepared = json.loads((dump / "prompts/_prepared.json").read_text())
+    assert prepared["rows"] == prepared["to_collect"] + prepared["skipped"]
+    assert {r["kind"] for r in prepared["reasons"]} == {"broken", "duplicate", "over_long"}
+    opened = open_dump(str(dump))
+    assert len(opened) == prepared["to_collect"]
+    assert sum(s.tokens for s in opened) == prepared["tokens"]
+    expected = f"{prepared['rows']} rows = {prepared['to_collect']} committed + {prepared['skipped']} skipped + 0 failed"
+    assert expected in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_nothing_but_our_own_lines_is_printed(collected):
+    *_, done = collected
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) < 60
+
+
+def test_stock_zarr_and_tensorstore_read_what_our_reader_reads(collected):
+    _, dump, _ = collected
+    array = zarr.open(str(dump))["hidden"]
+    store = tensorstore.open(
+        {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(dump / "hidden")}}
+    ).result()
+    assert array.shape == store.shape
+    for record in open_dump(str(dump)).samples.to_pylist()[:5]:
+        if record["status"] != "committed":
+            continue
+        sample = open_dump(str(dump))[record["sample_id"]]
+        ours = sample.stack().contiguous().view(torch.int16).numpy().view(np.uint16)
+        rows = slice(record["array_start"], record["array_start"] + record["tokens"])
+        np.testing.assert_array_equal(array[rows], ours)
+        np.testing.assert_array_equal(store[rows].read().result(), ours)
+
+
+def test_states_agree_with_hugging_face(collected):
+    _, dump, _ = collected
+    done = hsdump("verify", dump, "--reference", 4)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("4 of 4 good") == 5
+
+
+def test_the_proof_is_in_the_dump(collected):
+    _, dump, _ = collected
+    (report,) = json.loads((dump / "capture_report.json").read_text()).values()
+    assert report["checks"]
+    assert all(check["passed"] is True for check in report["checks"])
+
+
+def test_root_attributes_name_the_model_that_was_loaded(collected, smollm2):
+    _, dump, _ = collected
+    attributes = zarr.open(str(dump)).attrs
+    assert attributes["identity"]["model"]["path"] == str(smollm2.resolve())
+    assert attributes["bytes_per_token"] == BYTES_A_TOKEN
+
+
+def test_a_spawned_data_loader_reads_the_dump(collected):
+    _, dump, _ = collected
+    loader = DataLoader(
+        DumpDataset(str(dump)), batch_size=None, num_workers=1, multiprocessing_context="spawn"
+    )
+    item = next(iter(loader))
+    tokens = len(item["input_ids"])
+    assert item["hidden_states"].shape == (tokens, 5, 576)
+    assert item["hidden_states"].dtype == torch.bfloat16
+
+
+def test_collecting_again_does_nothing_and_says_so(collected):
+    run, dump, _ = collected
+    before = {p: p.stat().st_mtime_ns for p in dump.rglob("*")}
+    done = hsdump("collect", run)
+    assert done.returncode == 0
+    assert "is complete: nothing to do" in done.stdout
+    assert {p: p.stat().st_mtime_ns for p in dump.rglob("*")} == before
+
+
+def test_another_run_into_the_same_dump_is_refused_with_the_differing_field(collected):
+    run, _, _ = collected
+    done = hsdump("collect", run, "--set", "capture.boundaries=[2,15,28]")
+    assert done.returncode == 2
+    assert "capture.boundaries: [2, 15, 28] here, [2, 15, 27] in the dump" in done.stderr
+
+
+def test_one_deleted_byte_is_found_and_the_sample_named(collected, tmp_path):
+    _, dump, _ = collected
+    copy = tmp_path / "damaged"
+    subprocess.run(["cp", "-r", str(dump), str(copy)], check=True)
+    sample = open_dump(str(copy))[0]
+    victim = copy / f"hidden/c/{sample.shard}/0/0"
+    data = victim.read_bytes()
+    victim.write_bytes(data[: sample.offset + 10] + data[sample.offset + 11 :])
+    done = hsdump("verify", copy)
+    assert done.returncode == 1
+    assert f"sample {sample.sample_id}:" in done.stdout
+
+
+def test_inspect_shows_the_dump_and_a_sample(collected):
+    _, dump, _ = collected
+    whole = hsdump("inspect", dump)
+    assert whole.returncode == 0
+    assert "2, 15, 27, final, final_normed" in whole.stdout
+    one = hsdump("inspect", dump, open_dump(str(dump))[0].sample_id)
+    assert one.returncode == 0
+    assert "<|im_start|>assistant" in one.stdout
+    missing = hsdump("inspect", dump, "no such sample")
+    assert missing.returncode == 2
