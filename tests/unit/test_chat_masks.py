@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_tokenizer import BOS, WithoutOffsets, template_text, tiny_chat, tiny_tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
 
 from storage.errors import RowRejected
 from storage.prompts.chat import ChatTokenizer
@@ -172,6 +173,16 @@ def test_a_token_that_reaches_into_an_answer_rejects_the_row() -> None:
     with pytest.raises(RowRejected, match="the tokens before message 1 are others") as caught:
         supervise(chat, chat_of("Hello?", "\n\nParis."), LossMask())
     assert caught.value.kind == "mask"
+
+
+def test_tokens_that_are_split_otherwise_before_an_answer_reject_the_row() -> None:
+    # GPT-2 keeps two line breaks together at the end of a text, and parts them when a word follows: the edge
+    # lies between two tokens either way, but they aren't the ones that the model would have seen.
+    tokenizer = tiny_tokenizer("llama31")
+    tokenizer.backend_tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    for each in (tokenizer, WithoutOffsets(tokenizer)):
+        with pytest.raises(RowRejected, match="the tokens before message 1 are others"):
+            supervise(ChatTokenizer(each, None, "llama31"), chat_of("2 + 2?", "It is 4."), LossMask())
 
 
 @pytest.mark.parametrize(

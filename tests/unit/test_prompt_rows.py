@@ -137,6 +137,8 @@ def test_the_rows_own_id_comes_first() -> None:
 def test_the_digest_is_of_content_only() -> None:
     digest = content_digest({"messages": MESSAGES, "id": "a", "source": "web"})
     assert digest == content_digest(json.loads('{"messages":' + json.dumps(MESSAGES) + ', "id": "b"}'))
+    other_order = [{"content": m["content"], "role": m["role"]} for m in MESSAGES]
+    assert digest == content_digest({"messages": other_order})
     with_null = [{**m, "tool_calls": None} for m in MESSAGES]
     assert digest == content_digest({"messages": with_null})
     assert digest != content_digest({"messages": MESSAGES[:1]})
