@@ -19,6 +19,7 @@ from actors.messages import CaptureSpec, EngineSpec, WriterSpec
 from actors.synthetic import SyntheticEngine, synthetic_states
 from actors.writer import CONCURRENCY_GROUPS, WriterActor
 from storage.dump import create_dump
+from storage.errors import StorageFull
 from storage.files import Store
 from storage.identity import Identity
 from storage.layout import Layout
@@ -78,12 +79,38 @@ def check_dump(path: Path, lengths: Sequence[int]) -> dict[str, dict[int, str]]:
     return found
 
 
+class Full(WriterActor):
+    """A writer on a file system without space, for its first puts or for ever."""
+
+    puts_that_fail: float = float("inf")
+
+    @ray.method(concurrency_group="io")
+    def put(self, batch: Any, index: int, segment: Any) -> None:
+        if self.puts_that_fail > 0:
+            self.puts_that_fail -= 1
+            raise StorageFull("no space left")
+        super().put(batch, index, segment)
+
+
+class FullForAWhile(Full):
+    puts_that_fail = 5
+
+
+class RaisesOnRow100(SyntheticEngine):
+    """An engine with a bug that one row brings out before anything of its batch is there."""
+
+    async def capture(self, batch: Any) -> Any:
+        if any(sample.row == 100 for sample in batch.samples):
+            raise ValueError("row 100 brings it out")
+        return await super().capture(batch)
+
+
 @dataclass
 class SmallDriver:
     """Creates and replaces engines and writers; what `cluster` does, without anything else.
 
     Attributes:
-        faults: for the first engines in turn; replacements get the last of them if ``for_ever``.
+        faults: of the first engines in turn.
     """
 
     store: Store
@@ -93,6 +120,7 @@ class SmallDriver:
     spec: dict[str, Any] = field(default_factory=dict)
     writer_spec: dict[str, Any] = field(default_factory=dict)
     writer_class: Any = WriterActor
+    engine_class: Any = SyntheticEngine
     handles: dict[str, Any] = field(default_factory=dict)
     losses: list[Any] = field(default_factory=list)
     made: int = 0
@@ -135,7 +163,7 @@ class SmallDriver:
             stall_timeout_s=60,
             server_args=faults,
         )
-        handle = ray.remote(SyntheticEngine).options(num_cpus=0).remote(spec)
+        handle = ray.remote(self.engine_class).options(num_cpus=0).remote(spec)
         self.handles[spec.name] = handle
         ray.get(self.coordinator.add_engine.remote(ray.get(handle.start.remote()), handle))
         return spec.name

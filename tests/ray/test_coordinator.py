@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
-from collection import LAYOUT, SmallDriver, check_dump, make_dump
+from collection import LAYOUT, Full, FullForAWhile, RaisesOnRow100, SmallDriver, check_dump, make_dump
 
-from storage.errors import IncompleteRun, ResourceError
+from storage.errors import IncompleteRun, ResourceError, StorageFull
 from storage.manifest import read_manifests
 
 pytestmark = pytest.mark.slow
@@ -23,16 +23,11 @@ LENGTHS[40] = 700  # several inner chunks, longer than a batch
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     # The tests' own folder has no package: its modules reach the actors by the path.
-    paths = {"PYTHONPATH": f"{Path(__file__).parents[2]}:{Path(__file__).parent}"}
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=200 << 20,
-        log_to_driver=False,
-        runtime_env={"env_vars": paths},
-    )
-    yield
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{Path(__file__).parents[2]}:{Path(__file__).parent}")
+        ray.init(num_cpus=2, include_dashboard=False, object_store_memory=200 << 20, log_to_driver=False)
+        yield
+        ray.shutdown()
 
 
 def test_every_row_is_committed_or_skipped_and_equals_the_generator(tmp_path: Path) -> None:
@@ -103,13 +98,12 @@ def test_writer_killed_in_the_middle_of_a_shard_loses_nothing(tmp_path: Path) ->
 
 
 def test_engine_that_hangs_is_killed_and_its_work_redone(tmp_path: Path) -> None:
-    driver = SmallDriver(
-        make_dump(tmp_path, LENGTHS), faults=[{"hang_on_rows": (5,)}, {}], spec={"stall_timeout_s": 2.0}
-    )
+    hang = {"hang_on_rows": (5,)}
+    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[hang, hang], spec={"stall_timeout_s": 2.0})
     driver.begin()
-    # The first engine meets row 5 only if it gets it; the other one has none to hang on.
     driver.end()
     assert len(check_dump(tmp_path, LENGTHS)["committed"]) == 299
+    assert driver.losses
     assert all("no progress" in loss.reason for loss in driver.losses)
 
 
@@ -186,6 +180,34 @@ def test_run_that_only_fails_is_stopped(tmp_path: Path) -> None:
     driver.begin()
     with pytest.raises(IncompleteRun, match="none came through"):
         driver.end()
+
+
+def test_output_without_space_for_a_while_only_delays_the_run(tmp_path: Path) -> None:
+    driver = SmallDriver(
+        make_dump(tmp_path, LENGTHS), writer_class=FullForAWhile, spec={"full_timeout_s": 6.0}
+    )
+    driver.begin()
+    driver.end()
+    assert len(check_dump(tmp_path, LENGTHS)["committed"]) == 299
+    assert driver.losses == []
+
+
+def test_output_without_space_for_too_long_ends_the_run(tmp_path: Path) -> None:
+    driver = SmallDriver(make_dump(tmp_path, LENGTHS), writer_class=Full, spec={"full_timeout_s": 2.0})
+    driver.begin()
+    with pytest.raises(StorageFull, match="had no space for 2 s"):
+        driver.end()
+
+
+def test_capture_that_raises_counts_against_its_samples_and_leaves_nothing_waiting(tmp_path: Path) -> None:
+    driver = SmallDriver(make_dump(tmp_path, LENGTHS), engine_class=RaisesOnRow100)
+    driver.begin()
+    driver.end()
+    found = check_dump(tmp_path, LENGTHS)
+    assert 100 in found["failed"]
+    assert found["failed"][100].startswith("ValueError: row 100")
+    assert len(found["committed"]) + len(found["failed"]) == 299
+    assert driver.losses == []
 
 
 def test_too_many_losses_end_the_run(tmp_path: Path) -> None:
