@@ -28,7 +28,8 @@ from storage.manifest import (
     tokens_digest,
 )
 
-READ_BYTES = 16 << 20
+READ_BYTES = 2 << 20
+"""Read, hashed and looked at in one go: small enough to stay in the cache meanwhile."""
 INFINITY_BITS = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F80_0000}
 """Bits of +infinity: with the sign bit off, every non-finite value is at least this as an integer."""
 
@@ -92,6 +93,11 @@ class _Check:
     problems: list[Problem] = field(default_factory=list)
     read_bytes: int = 0
 
+    @property
+    def piece_rows(self) -> int:
+        """Rows of one state that are read at a time."""
+        return max(READ_BYTES // self.layout.row_bytes, 1)
+
     def say(self, what: str, sample: ManifestSample | None = None) -> None:
         row, sample_id = (sample.row, sample.sample_id) if sample else (None, None)
         self.problems.append(Problem(what, self.manifest.shard, row, sample_id))
@@ -113,7 +119,7 @@ def work_items(store: Store) -> list[VerifyItem]:
 
 
 def run_item(item: VerifyItem) -> ShardFindings:
-    """Checks one shard, reading it once in pieces of at most 16 MiB.
+    """Checks one shard, reading it once in small pieces.
 
     Raises:
         StorageError: the storage fails; what is wrong with the dump itself is in the findings.
@@ -197,7 +203,7 @@ def _pieces(check: _Check, key: str, sample: ManifestSample, k: int) -> Iterator
     slots = layout.slots(sample.tokens)
     offset = layout.run_offset(sample.offset, slots, k, 0)
     length = slots * layout.chunk_bytes
-    step = max(READ_BYTES // layout.row_bytes, 1) * layout.row_bytes
+    step = check.piece_rows * layout.row_bytes
     buffer = np.empty(min(step, length), np.uint8)
     for start in range(0, length, step):
         piece = buffer[: min(step, length - start)]
@@ -211,12 +217,13 @@ def _check_state(check: _Check, key: str, sample: ManifestSample, k: int) -> Non
     digest = xxhash.xxh3_64()
     infinity = INFINITY_BITS[layout.dtype]
     sign_off = layout.storage_dtype.type((1 << (8 * layout.itemsize - 1)) - 1)
+    scratch = np.empty((check.piece_rows, layout.hidden_size), layout.storage_dtype)
     row, bad_rows, largest = 0, [], 0
     try:
         for piece in _pieces(check, key, sample, k):
             digest.update(piece.data)
             bits = piece.view(layout.storage_dtype).reshape(-1, layout.hidden_size)
-            row_max = np.bitwise_and(bits, sign_off).max(axis=1)
+            row_max = np.bitwise_and(bits, sign_off, out=scratch[: len(bits)]).max(axis=1)
             bad_rows += (row + np.flatnonzero(row_max >= infinity)).tolist()
             largest = max(largest, int(row_max.max()))
             row += len(bits)

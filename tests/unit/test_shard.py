@@ -256,14 +256,14 @@ def test_a_late_writer_never_overwrites_a_shard(tmp_path: Path) -> None:
 def test_after_a_full_disk_the_shard_is_given_up_and_a_new_one_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.sinks.BUFFER_BYTES", 4096)
+    monkeypatch.setattr("storage.sinks.BUFFER_BYTES", 512)
     monkeypatch.setattr("storage.sinks._idle_buffers", [])
     store, writer = new_writer(tmp_path)
     writer.place(head_of(0, 60))
     with monkeypatch.context() as full_disk:
         full_disk.setattr(os, "pwrite", raise_no_space)
         with pytest.raises(StorageFull, match="hidden/c/0/0/0: no space left"):
-            write_until_it_fails(writer)
+            writer.write(0, 0, states_of(LAYOUT, 0, 60))  # many buffers: the thread reports meanwhile
     assert list((tmp_path / ".tmp").iterdir()) == []  # its space is free again
     write_whole(writer, 0, states_of(LAYOUT, 0, 60))
     writer.seal_all()
@@ -272,16 +272,6 @@ def test_after_a_full_disk_the_shard_is_given_up_and_a_new_one_works(
 
 def raise_no_space(fd: int, data: memoryview, offset: int) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def write_until_it_fails(writer: ShardWriter) -> None:
-    """The thread that writes reports at a later call; each row is placed and written once."""
-    writer.write(0, 0, states_of(LAYOUT, 0, 60))
-    writer.finish(0)
-    writer.place(head_of(1, 4))
-    writer.write(1, 0, states_of(LAYOUT, 1, 4))
-    writer.finish(1)
-    writer.seal_all()
 
 
 def test_the_manifest_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
