@@ -265,9 +265,9 @@ def test_after_a_full_disk_the_shard_is_given_up_and_a_new_one_works(
         with pytest.raises(StorageFull, match="hidden/c/0/0/0: no space left"):
             writer.write(0, 0, states_of(LAYOUT, 0, 60))  # many buffers: the thread reports meanwhile
     assert list((tmp_path / ".tmp").iterdir()) == []  # its space is free again
-    write_whole(writer, 0, states_of(LAYOUT, 0, 60))
+    write_whole(writer, 1, states_of(LAYOUT, 1, 4))
     writer.seal_all()
-    assert [(m.shard, m.samples[0].row) for m in read_manifests(store)] == [(1, 0)]
+    assert [(m.shard, [s.row for s in m.samples]) for m in read_manifests(store)] == [(1, [1])]
 
 
 def raise_no_space(fd: int, data: memoryview, offset: int) -> int:
