@@ -14,6 +14,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 from actors.capture.wire import Channel, ChannelClosed
 from storage.errors import ConfigError, ResourceError
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 ALIGNMENT = 4096
 """Blocks start on a page: what O_DIRECT and the GPU's copy engine like best."""
+CGROUP = Path("/sys/fs/cgroup")
+"""This container's limits, where cgroups v2 are mounted."""
 ALARM_S = 10.0
 """A ring that has been full this long is worth a person's attention."""
 
@@ -29,6 +32,25 @@ ALARM_S = 10.0
 def aligned(size: int) -> int:
     """``size`` rounded up to the ring's alignment."""
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def available_bytes() -> int:
+    """Memory that this process may still take: the host's, or its container's where that is less."""
+    meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
+    available = next(int(x.split()[1]) << 10 for x in meminfo.splitlines() if x.startswith("MemAvailable"))
+    try:
+        limit = (CGROUP / "memory.max").read_text(encoding="ascii").strip()
+        used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return available
+    return available if limit == "max" else min(available, int(limit) - used)
+
+
+def _no_room(size: int, why: str) -> ResourceError:
+    return ResourceError(
+        f"no {size >> 20} MiB of shared memory for the ring of captured states: {why}; free memory on this node, "
+        "or lower engine.args.chunked_prefill_size"
+    )
 
 
 class RingMemory:
@@ -46,6 +68,10 @@ class RingMemory:
         Raises:
             ResourceError: this host, or this container's memory limit, doesn't have that much.
         """
+        available = available_bytes()
+        # The kernel would rather end a process than refuse memory, so ask before taking.
+        if size > available:
+            raise _no_room(size, f"{available >> 20} MiB are available")
         descriptor = os.memfd_create("hsdump-ring", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(descriptor, 0, size)
@@ -54,10 +80,7 @@ class RingMemory:
             os.close(descriptor)
             if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EINVAL):
                 raise
-            raise ResourceError(
-                f"no {size >> 20} MiB of shared memory for the ring of captured states ({error.strerror}); "
-                "free memory on this node, or lower engine.args.chunked_prefill_size"
-            ) from error
+            raise _no_room(size, str(error.strerror)) from error
 
     def close_descriptor(self) -> None:
         """Closes the descriptor; the mapping stays."""

@@ -1,0 +1,121 @@
+import pytest
+
+from actors.capture.boundary import capture_spec
+from actors.capture.flags import (
+    DECIDED,
+    REFUSED,
+    check_flags,
+    check_names,
+    chunk_tokens,
+    forward_bytes,
+    refused_flags,
+    ring_bytes,
+    server_args,
+)
+from actors.messages import EngineSpec
+from storage.errors import CaptureRefused, ConfigError
+
+FIELDS = {
+    "model_path", "trust_remote_code", "dtype", "tp_size", "dp_size", "skip_tokenizer_init", "log_level",
+    "chunked_prefill_size", "disable_radix_cache", "disable_cuda_graph", "device", "attention_backend",
+    "grammar_backend", "mem_fraction_static", "max_total_tokens", "context_length",
+}  # fmt: skip
+
+
+def engine(gpus=0, replicas=1, ring=0, hidden=7168, **args):
+    capture = capture_spec(
+        [3, 31, 59], final=True, final_normed=False, num_layers=61, hidden_size=hidden, dtype="bfloat16",
+        chunk_rows=32, shard_rows=64,
+    )  # fmt: skip
+    return EngineSpec(
+        "engine-0", "sglang", "", "run", "/models/m", "bfloat16", gpus, replicas, False, capture, ring, "/logs",
+        60.0, 60.0, args,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"disable_radix_cache": False},
+        {"speculative_algorithm": "EAGLE3"},
+        {"speculative-draft-model-path": "x"},
+        {"pp_size": 2},
+        {"enable_dp_attention": True},
+        {"attn_cp_size": 2},
+        {"enable_two_batch_overlap": True},
+        {"disaggregation_mode": "prefill"},
+        {"use_ray": True},
+        {"enable_piecewise_cuda_graph": True},
+        {"disable_cuda_graph": False},
+        {"enable_return_hidden_states": True},
+        {"nnodes": 2},
+        {"allow_auto_truncate": True},
+        {"chunked_prefill_size": -1},
+        {"tokenizer_path": "x"},
+        {"kv_events_config": "{}x"},
+        {"model_path": "x"},
+        {"tp_size": 4},
+    ],
+)
+def test_flags_that_would_make_a_dump_silently_wrong_are_refused_by_name(given):
+    (name,) = given
+    with pytest.raises(CaptureRefused, match=rf"{name}=.*take it out of the run file"):
+        check_flags(given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"pp_size": 1},
+        {"nnodes": 1},
+        {"speculative_algorithm": None},
+        {"disaggregation_mode": "null"},
+        {"use_ray": False},
+        {"disable_radix_cache": True},
+        {"chunked_prefill_size": 4096},
+        {"mem_fraction_static": 0.7},
+        {"context_length": 9000},
+        {"ep_size": 8},
+    ],
+)
+def test_values_that_leave_a_refused_thing_off_and_harmless_flags_are_accepted(given):
+    assert refused_flags(given) == {}
+
+
+def test_every_reason_is_there_and_tables_do_not_overlap():
+    assert not set(DECIDED) & set(REFUSED)
+    assert all({**DECIDED, **REFUSED}.values())
+
+
+def test_an_unknown_argument_gets_the_closest_name():
+    with pytest.raises(ConfigError, match="'mem_fraction_statik'; did you mean mem_fraction_static"):
+        check_names({"mem_fraction_statik": 1}, FIELDS)
+
+
+def test_arguments_on_the_cpu_and_the_users_own_win_over_defaults():
+    args = server_args(engine(max_total_tokens=99), FIELDS)
+    assert args["device"] == "cpu"
+    assert args["attention_backend"] == "torch_native"
+    assert args["max_total_tokens"] == 99
+    assert args["disable_radix_cache"] is True
+
+
+def test_arguments_on_gpus_split_them_over_replicas():
+    args = server_args(engine(gpus=8, replicas=2), FIELDS)
+    assert (args["tp_size"], args["dp_size"]) == (4, 2)
+    assert "device" not in args
+
+
+def test_arguments_that_this_sglang_does_not_have_are_left_out():
+    assert "disable_piecewise_cuda_graph" not in server_args(engine(), FIELDS)
+    assert "disable_piecewise_cuda_graph" in server_args(engine(), FIELDS | {"disable_piecewise_cuda_graph"})
+
+
+def test_the_ring_holds_two_forwards_or_is_refused():
+    spec = engine(gpus=8)
+    assert chunk_tokens(spec) == 8192
+    assert forward_bytes(spec) >= 8192 * spec.capture.layout.bytes_per_token
+    assert ring_bytes(spec) >= 2 * forward_bytes(spec)
+    with pytest.raises(ConfigError, match="doesn't hold two forwards of 8192 tokens"):
+        ring_bytes(engine(gpus=8, ring=2 * forward_bytes(spec) - 1))
+    assert ring_bytes(engine(gpus=8, ring=2 * forward_bytes(spec))) == 2 * forward_bytes(spec)
