@@ -20,7 +20,9 @@ def llama(models_dir: Path) -> Path:
     return tiny_models.make("llama", models_dir)
 
 
-def test_identity_fails_when_the_list_is_one_off_and_nothing_else_notices(llama: Path, tmp_path: Path) -> None:
+def test_identity_fails_when_the_list_is_one_off_and_nothing_else_notices(
+    llama: Path, tmp_path: Path
+) -> None:
     with (
         pytest.raises(ProofFailed, match=r"identity of 2: median .*identity of 4: median") as failed,
         running(engine_spec(llama, [2, 4], tmp_path), capture_faults.one_layer_off),
@@ -30,7 +32,9 @@ def test_identity_fails_when_the_list_is_one_off_and_nothing_else_notices(llama:
     assert "outputs" not in str(failed.value)
 
 
-def test_a_setter_that_means_another_layer_is_found_in_the_consulted_list(llama: Path, tmp_path: Path) -> None:
+def test_a_setter_that_means_another_layer_is_found_in_the_consulted_list(
+    llama: Path, tmp_path: Path
+) -> None:
     with (
         pytest.raises(ProofFailed, match=r"would collect other boundaries than \[2, 4\].*-> \[3, 5\]"),
         running(engine_spec(llama, [2, 4], tmp_path), capture_faults.setter_one_layer_off),
