@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from actors.messages import SampleRef
+from actors.messages import SampleFailure, SampleRef
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,9 @@ class Flight:
         tokens: of all samples that it had.
         size_bytes: its permit, on each of the nodes.
         alone: a suspect's batch, on an engine that has nothing else.
-        on_engine: until the engine has answered.
+        on_engine: until the engine has answered or died.
+        blame: it died, and whether a sample may have killed it; None if it lives or has answered.
+        failures: row -> why the engine or the writer gave no states for it.
         holds_permit: until the writer has the bytes.
     """
 
@@ -89,6 +91,8 @@ class Flight:
     size_bytes: int
     alone: bool
     on_engine: bool = True
+    blame: bool | None = None
+    failures: dict[int, SampleFailure] = field(default_factory=dict)
     holds_permit: bool = True
 
 

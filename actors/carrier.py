@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -51,87 +51,89 @@ class Carrier:
         segments = plan_segments([s.tokens for s in dispatch.samples], self._layout)
         batch = Batch(dispatch.batch_id, dispatch.samples, segments)
         record_ref = engine.handle.capture.remote(batch)
-        places = range(len(batch.segments))
-        segment_refs = [engine.handle.segment.remote(batch.batch_id, i) for i in places]
-        put_refs = [
-            writer.handle.put.remote(batch, i, ref) for i, ref in zip(places, segment_refs, strict=True)
-        ]
-        record = await self._record(engine, batch, record_ref, segment_refs)
-        del segment_refs
-        puts = await asyncio.gather(*put_refs, return_exceptions=True)
-        del put_refs
-        failures = [classify_put(p) for p in puts if isinstance(p, RayError)]
-        if failures:
-            record = await self._put_failed(writer, batch, record, failures)
-        else:
+        refs = deque(engine.handle.segment.remote(batch.batch_id, i) for i in range(len(segments)))
+        record, failure = await self._record(engine, batch, record_ref)
+        if failure is None:
+            failure = await self._put_all(writer, batch, refs)
+        for ref in refs:
+            ray.cancel(ref)  # of a capture that failed they might never come
+        refs.clear()
+        if failure is None:
             self._ledger.moved(batch.batch_id)
             self._wake()
-        if not writer.lost:
-            await self._finish(writer, batch, record)
-        self._ledger.batch_lost(batch.batch_id)  # unless it came to its end
+        else:
+            self._answer(engine, batch, failure)
+            record = _all_failed(batch, SampleFailure("engine", failure.reason))
+        # The writer has to let go of what it holds of a lost batch before its rows are dispatched again.
+        ack = await self._finish(writer, batch, record)
+        if failure is None and ack is not None:
+            self._ledger.written(batch.batch_id, ack.written, ack.failed)
+        elif failure is not None and failure.fault is Fault.SAMPLE:
+            self._ledger.batch_failed(batch.batch_id, failure.sample_failure)
+        else:
+            self._ledger.batch_lost(batch.batch_id)
         self._wake()
 
     async def _record(
-        self, engine: Member, batch: Batch, record_ref: Any, segment_refs: Sequence[Any]
-    ) -> BatchRecord:
-        """The engine's answer; one in which everything failed if it gave none."""
+        self, engine: Member, batch: Batch, record_ref: Any
+    ) -> tuple[BatchRecord, Failure | None]:
+        """The engine's answer, and why there is none."""
         try:
             record: BatchRecord = await record_ref
         except RayError as error:
             failure = classify(error)
             if failure.fault is Fault.MEMBER:
                 self._crew.engine_lost(engine, failure)
-                return _all_failed(batch, SampleFailure("engine", failure.reason))
-            for ref in segment_refs:
-                ray.cancel(ref)  # of a capture that failed they might never come
-            record = self._all_failed_by(batch, failure)
+            return _all_failed(batch, failure.sample_failure), failure
         if self._ledger.captured(batch.batch_id, record.outcomes):
             self.captured_tokens += batch.tokens
         if any(o.failure is not None and o.failure.kind == "engine" for o in record.outcomes):
             self._crew.infrastructure_failed(f"{engine.name} gave up samples of batch {batch.batch_id}")
         self._wake()
-        return record
+        return record, None
 
-    def _all_failed_by(self, batch: Batch, failure: Failure) -> BatchRecord:
+    async def _put_all(self, writer: Member, batch: Batch, refs: deque[Any]) -> Failure | None:
+        """Hands the segments to the writer one after the other; returns why it couldn't.
+
+        A sample's segments must come in order. And a call whose argument isn't there yet would hold up every
+        later one to the same writer, so this begins when the engine has said that all of them are ready.
+        """
+        for index in range(len(batch.segments)):
+            try:
+                await writer.handle.put.remote(batch, index, refs.popleft())
+            except RayError as error:
+                failure = classify_put(error)
+                if failure.fault is Fault.MEMBER:
+                    await self._crew.writer_lost(writer, failure)
+                elif failure.fault is Fault.FULL:
+                    await self._crew.writer_full(writer, failure)
+                return failure
+        return None
+
+    def _answer(self, engine: Member, batch: Batch, failure: Failure) -> None:
+        """What a lost batch means for the run, beside its members."""
         if failure.fault is Fault.SAMPLE:
             self._crew.last_problem = failure.reason
-            return _all_failed(batch, failure.sample_failure)
-        if failure.fault in (Fault.FULL, Fault.CAPACITY):
+        elif failure.fault is Fault.CAPACITY:
             self._trouble(failure)
-        return _all_failed(batch, SampleFailure("engine", failure.reason))
+        elif failure.fault is Fault.OBJECT_LOST and not engine.lost:
+            self._crew.infrastructure_failed(f"segments of batch {batch.batch_id} are lost: {failure.reason}")
 
-    async def _put_failed(
-        self, writer: Member, batch: Batch, record: BatchRecord, failures: Sequence[Failure]
-    ) -> BatchRecord:
-        """The batch is lost; its writer, if it lives, is to drop what it has of it."""
-        worst = min(failures, key=lambda f: f.fault.value)
-        if worst.fault is Fault.SAMPLE:
-            # Neither storage nor a process: a segment that isn't what the batch says. Budgets bound it.
-            self._crew.last_problem = worst.reason
-            self._ledger.moved(batch.batch_id)
-            self._ledger.written(batch.batch_id, (), _all_failed(batch, worst.sample_failure).outcomes)
-        else:
-            self._ledger.batch_lost(batch.batch_id)
-        if worst.fault is Fault.MEMBER:
-            await self._crew.writer_lost(writer, worst)
-        elif worst.fault in (Fault.FULL, Fault.CAPACITY):
-            self._trouble(worst)
-        elif worst.fault is Fault.OBJECT_LOST and record.engine in self._crew.engines:
-            self._crew.infrastructure_failed(f"segments of batch {batch.batch_id} are lost: {worst.reason}")
-        return _all_failed(batch, SampleFailure("engine", worst.reason))
-
-    async def _finish(self, writer: Member, batch: Batch, record: BatchRecord) -> None:
+    async def _finish(self, writer: Member, batch: Batch, record: BatchRecord) -> WriteAck | None:
+        """The writer's word on the batch; None if it gave none."""
+        if writer.lost:
+            return None
         try:
             ack: WriteAck = await writer.handle.finish.remote(batch, record)
         except RayError as error:
             failure = classify(error)
-            if failure.fault in (Fault.FULL, Fault.CAPACITY):
-                self._trouble(failure)
+            if failure.fault is Fault.FULL:
+                await self._crew.writer_full(writer, failure)
             else:
                 await self._crew.writer_lost(writer, failure)
-            return
-        self._ledger.written(batch.batch_id, ack.written, ack.failed)
+            return None
         self._absorb(ack)
+        return ack
 
 
 def _all_failed(batch: Batch, failure: SampleFailure) -> BatchRecord:

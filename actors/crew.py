@@ -155,6 +155,12 @@ class Crew:
         self._ledger.writer_lost(member.name)
         self._report(member, "writer", failure)
 
+    async def writer_full(self, member: Member, failure: Failure) -> None:
+        """The writer found no space: the shard it wrote to is lost; what it has in others is committed."""
+        self._trouble(failure)
+        if await self.ask_writer(member, member.handle.seal.remote):
+            self._ledger.take_back(member.name)
+
     async def _new_manifests(self) -> list[Manifest]:
         """Manifests of shards that weren't known; a storage that fails for a while is waited for."""
         deadline_s, pause_s = _now_s() + self._spec.full_timeout_s, 1.0
@@ -212,18 +218,23 @@ class Crew:
                 return
 
     async def ask_writer(self, member: Member, call: Callable[[], Any]) -> bool:
-        """Makes a call that answers with a `WriteAck` and no batch; False if the writer was lost by it."""
+        """Makes a call that answers with a `WriteAck` and no batch; False if the writer is lost.
+
+        Where it finds no space, the shards that it was to seal are lost.
+        """
         try:
             ack: WriteAck = await _await(call())
         except RayError as error:
             failure = classify(error)
-            if failure.fault in (Fault.FULL, Fault.CAPACITY):
+            if failure.fault is Fault.FULL:
                 self._trouble(failure)
-                return True
+                if not member.lost:
+                    self._ledger.take_back(member.name)
+                return not member.lost
             await self.writer_lost(member, _as_member(failure))
             return False
         self._absorb(ack)
-        return True
+        return not member.lost
 
 
 def _as_member(failure: Failure) -> Failure:

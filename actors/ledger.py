@@ -4,7 +4,8 @@
                                                  | skipped(reason) | failed(reason)
 
 Written isn't safe: when its writer dies before the shard is sealed, the row is pending again. A manifest is
-the only truth: a row that one names is committed, whatever the ledger thought of it.
+the only truth: a row that one names is committed, whatever the ledger thought of it. A row leaves its batch
+only when the batch is over, since until then the batch's writer may hold a part of it.
 
 Two failure budgets are kept apart. A sample's own failures end in ``failed`` after the retries. The death of
 an engine isn't the sample's fault, but it may be its doing: every row that was in flight there becomes a
@@ -138,25 +139,18 @@ class Ledger:
         self.engines.remove(name)
 
     def engine_lost(self, name: str, blame: bool = True) -> None:
-        """The engine is gone; what it had not yet answered is pending again.
+        """The engine is gone. What it had not yet answered is pending again once `batch_lost` says so.
 
         Args:
             name: the engine.
             blame: whether a sample may have killed it; False when its node was taken away.
         """
-        for batch_id in tuple(self.engines.remove(name).batches):
-            flight = self._close(batch_id)
-            for row in flight.samples:
-                if self.rows.state(row) == State.IN_FLIGHT:
-                    self._after_death(row, flight.alone, blame)
+        for batch_id in tuple(self.engines[name].batches):
+            flight = self._flights[batch_id]
+            self.engines.unload(flight)
+            flight.blame = blame
+        self.engines.remove(name)
         self.events["engine_lost"] += 1
-
-    def _after_death(self, row: int, alone: bool, blame: bool) -> None:
-        self.rows.deaths_alone[row] += alone and blame
-        if self.rows.deaths_alone[row] >= DEATHS_ALONE:
-            self.rows.fail(row, f"poison: {DEATHS_ALONE} engines died while they had this sample alone")
-        else:
-            self.rows.requeue(row, alone=alone or blame)
 
     def add_writer(self, name: str, node: str) -> None:
         """A writer is ready."""
@@ -176,9 +170,14 @@ class Ledger:
         Tell the ledger of every manifest that the writer may have left, with `committed`, before this.
         Batches in flight to it end by `batch_lost`.
         """
-        for row in self.rows.written_by(self.writers.remove(name).number):
-            self.rows.requeue(row)
+        self.take_back(name)
+        self.writers.remove(name)
         self.events["writer_lost"] += 1
+
+    def take_back(self, name: str) -> None:
+        """What the writer had written and not sealed is lost, and pending again; the writer goes on."""
+        for row in self.rows.written_by(self.writers[name].number):
+            self.rows.requeue(row)
 
     # ---- a batch's way
 
@@ -209,32 +208,32 @@ class Ledger:
         return Dispatch(flight.batch_id, engine.name, writer.name, refs)
 
     def captured(self, batch_id: str, outcomes: Iterable[SampleOutcome]) -> bool:
-        """The engine has answered: it may get more work, and samples that failed there leave the batch.
+        """The engine has answered: it may get more work. Samples that failed stay until the batch is over.
 
         Outcomes of other attempts are ignored. A sample without an outcome failed.
 
         Returns:
-            False if the batch was given up before: nothing changes.
+            False if the engine was lost or the batch given up before: nothing changes.
 
         Raises:
             ValueError: it was captured before.
         """
         flight = self._flights.get(batch_id)
-        if flight is None:
+        if flight is None or flight.blame is not None:
             self.events["stale"] += 1
             return False
         if not flight.on_engine:
             raise ValueError(f"batch {batch_id} was captured before")
         self.engines.unload(flight)
         by_attempt = {(outcome.row, outcome.attempt): outcome for outcome in outcomes}
-        for row, attempt in tuple(flight.samples.items()):
+        left_out = SampleFailure("row_mismatch", "the engine's answer leaves it out")
+        for row, attempt in flight.samples.items():
             if flight.alone:
                 self.rows.deaths_alone[row] = 0
             outcome = by_attempt.get((row, attempt))
-            if outcome is None:
-                self._drop(flight, row, SampleFailure("row_mismatch", "the engine's answer leaves it out"))
-            elif outcome.failure is not None:
-                self._drop(flight, row, outcome.failure)
+            failure = left_out if outcome is None else outcome.failure
+            if failure is not None:
+                flight.failures[row] = failure
         return True
 
     def moved(self, batch_id: str) -> bool:
@@ -268,34 +267,62 @@ class Ledger:
         flight = self._flights.get(batch_id)
         if flight is None:
             return False
-        if flight.on_engine or flight.holds_permit:
+        if flight.on_engine or flight.holds_permit or flight.blame is not None:
             raise ValueError(f"batch {batch_id} can't be written before it is captured and moved")
         if flight.writer not in self.writers:
             return self.batch_lost(batch_id)
         for outcome in failed:
             if flight.samples.get(outcome.row) == outcome.attempt and outcome.failure is not None:
-                self._drop(flight, outcome.row, outcome.failure)
-        for row in rows:
-            if flight.samples.pop(row, None) is not None and self.rows.state(row) == State.IN_FLIGHT:
+                flight.failures.setdefault(outcome.row, outcome.failure)
+        silent = SampleFailure("other", f"{flight.writer.name} doesn't say what became of it")
+        written = set(rows)
+        for row in self._close(batch_id):
+            if row in flight.failures:
+                self._after_failure(row, flight.failures[row])
+            elif row in written:
                 self.rows.write(row, flight.writer.number)
                 self.breaker.success()
-        for row in tuple(flight.samples):
-            reason = f"{flight.writer.name} doesn't say what became of it"
-            self._drop(flight, row, SampleFailure("other", reason))
-        self._close(batch_id)
+            else:
+                self._after_failure(row, silent)
         return True
 
-    def batch_lost(self, batch_id: str) -> bool:
-        """The batch is given up by no sample's fault: what it still holds is pending again.
+    def batch_failed(self, batch_id: str, failure: SampleFailure) -> bool:
+        """The whole batch failed by the fault of one of its samples, nobody knows of which.
+
+        A sample that was the only one is to blame; of several each goes alone next, and none is blamed yet.
 
         Returns:
             False if it was given up before: nothing changes.
         """
         if batch_id not in self._flights:
             return False
-        flight = self._close(batch_id)
-        for row in flight.samples:
-            if self.rows.state(row) == State.IN_FLIGHT:
+        rows = self._close(batch_id)
+        for row in rows:
+            if len(rows) == 1:
+                self._after_failure(row, failure)
+            else:
+                self.rows.requeue(row, alone=True)
+        self.events["batch_failed"] += 1
+        return True
+
+    def batch_lost(self, batch_id: str) -> bool:
+        """The batch is given up, and no process holds a part of it any more: its rows are pending again.
+
+        What its engine or writer said of single samples before holds; after the death of its engine they are
+        suspects.
+
+        Returns:
+            False if it was given up before: nothing changes.
+        """
+        flight = self._flights.get(batch_id)
+        if flight is None:
+            return False
+        for row in self._close(batch_id):
+            if flight.blame is not None:
+                self._after_death(row, flight.alone, flight.blame)
+            elif row in flight.failures:
+                self._after_failure(row, flight.failures[row])
+            else:
                 self.rows.requeue(row)
         self.events["batch_lost"] += 1
         return True
@@ -306,11 +333,14 @@ class Ledger:
             if not self.rows.commit(row):
                 self.events["duplicate"] += 1
 
-    def _drop(self, flight: Flight, row: int, failure: SampleFailure) -> None:
-        """A sample leaves its batch without states."""
-        del flight.samples[row]
-        if self.rows.state(row) != State.IN_FLIGHT:
-            return
+    def _after_death(self, row: int, alone: bool, blame: bool) -> None:
+        self.rows.deaths_alone[row] += alone and blame
+        if self.rows.deaths_alone[row] >= DEATHS_ALONE:
+            self.rows.fail(row, f"poison: {DEATHS_ALONE} engines died while they had this sample alone")
+        else:
+            self.rows.requeue(row, alone=alone or blame)
+
+    def _after_failure(self, row: int, failure: SampleFailure) -> None:
         self.events[failure.kind] += 1
         if failure.kind == "too_long":
             self.rows.skip(row, failure.reason)
@@ -329,8 +359,9 @@ class Ledger:
             self.permits.release(flight.nodes, flight.size_bytes)
             self.writers.unload(flight)
 
-    def _close(self, batch_id: str) -> Flight:
+    def _close(self, batch_id: str) -> list[int]:
+        """Ends a batch; returns its rows, without those that a manifest has named meanwhile."""
         flight = self._flights.pop(batch_id)
         self.engines.unload(flight)
         self._release(flight)
-        return flight
+        return [row for row in flight.samples if self.rows.state(row) == State.IN_FLIGHT]

@@ -291,7 +291,11 @@ def test_engine_failure_of_a_sample_costs_it_nothing() -> None:
 
 def test_sample_that_the_answer_leaves_out_has_failed() -> None:
     ledger = with_crew(make_ledger([10]))
-    ledger.captured(next_batch(ledger).batch_id, [])
+    batch = next_batch(ledger)
+    ledger.captured(batch.batch_id, [])
+    assert ledger.rows.state(0) == State.IN_FLIGHT, "its writer may hold a part of it"
+    ledger.moved(batch.batch_id)
+    ledger.written(batch.batch_id, [])
     assert ledger.events["row_mismatch"] == 1
     assert ledger.rows.state(0) == State.PENDING
 
@@ -317,6 +321,23 @@ def test_breaker_trips_on_failures_without_success_between() -> None:
     assert ledger.breaker.tripped
 
 
+def test_batch_that_fails_as_a_whole_is_taken_apart_before_anyone_is_blamed() -> None:
+    ledger = with_crew(make_ledger([10] * 6))
+    attempts = 0
+    while batches := all_batches(ledger):
+        for batch in batches:
+            if 4 in rows(batch):
+                attempts += len(batch.samples) == 1
+                assert ledger.batch_failed(batch.batch_id, SampleFailure("other", "it broke"))
+                assert not ledger.batch_failed(batch.batch_id, SampleFailure("other", "it broke"))
+            else:
+                finish(ledger, batch)
+    assert attempts == 3
+    assert ledger.rows.reason(4) == "it broke (3 attempts)"
+    assert ledger.counts().written == 5
+    assert ledger.permits.used() == {"node-0": 0}
+
+
 # ---- stale results and impossible transitions
 
 
@@ -334,7 +355,7 @@ def test_outcome_of_another_attempt_is_ignored() -> None:
 def test_late_result_of_a_lost_batch_changes_nothing() -> None:
     ledger = with_crew(make_ledger([10]))
     batch = next_batch(ledger)
-    ledger.engine_lost("engine-0", blame=False)
+    lose_engine(ledger, "engine-0", blame=False)
     before = ledger.counts()
     assert not ledger.captured(batch.batch_id, outcomes(batch))
     assert not ledger.moved(batch.batch_id)
@@ -373,7 +394,7 @@ def test_suspects_are_dispatched_alone_to_an_idle_engine() -> None:
     ledger = with_crew(make_ledger([10] * 200), engines=2)
     batches = all_batches(ledger)
     lost = {row for b in batches if b.engine == "engine-0" for row in rows(b)}
-    ledger.engine_lost("engine-0")
+    lose_engine(ledger, "engine-0")
     assert ledger.next_batch() is None, "the other engine isn't idle, and is kept for the suspects"
     for batch in batches:
         if batch.engine == "engine-1":
@@ -388,7 +409,7 @@ def test_engine_kept_for_a_suspect_gets_nothing_until_it_is_idle() -> None:
     ledger = with_crew(make_ledger([10] * 200, batch_samples=1), engines=2)
     next_batch(ledger)
     batch = next_batch(ledger)
-    ledger.engine_lost("engine-0")
+    lose_engine(ledger, "engine-0")
     assert ledger.next_batch() is None, "engine-1 has room for a batch, but isn't idle"
     finish(ledger, batch)
     assert rows(next_batch(ledger)) == [0]
@@ -397,7 +418,7 @@ def test_engine_kept_for_a_suspect_gets_nothing_until_it_is_idle() -> None:
 def test_engines_beyond_the_number_of_suspects_go_on() -> None:
     ledger = with_crew(make_ledger([10] * 400, batch_samples=1), engines=3)
     all_batches(ledger)
-    ledger.engine_lost("engine-0")
+    lose_engine(ledger, "engine-0")
     ledger.add_engine("engine-3", "node-3")
     ledger.add_engine("engine-4", "node-4")
     ledger.add_engine("engine-5", "node-5")
@@ -413,7 +434,7 @@ def test_poison_ends_failed_after_two_deaths_alone_and_neighbours_come_through()
         for batch in batches:
             if 5 in rows(batch) and batch.engine in ledger.engines:
                 deaths += 1
-                ledger.engine_lost(batch.engine)
+                lose_engine(ledger, batch.engine)
                 ledger.add_engine(f"again-{deaths}", "node-0")
             elif ledger.engines:
                 finish_if_open(ledger, batch)
@@ -421,6 +442,14 @@ def test_poison_ends_failed_after_two_deaths_alone_and_neighbours_come_through()
     assert ledger.rows.state(5) == State.FAILED
     assert "poison" in (ledger.rows.reason(5) or "")
     assert ledger.counts().written == 29
+
+
+def lose_engine(ledger: Ledger, name: str, blame: bool = True) -> None:
+    """The engine dies and its batches are given up, as the carrier does once the writer has let go of them."""
+    batches = tuple(ledger.engines[name].batches)
+    ledger.engine_lost(name, blame)
+    for batch_id in batches:
+        assert ledger.batch_lost(batch_id)
 
 
 def finish_if_open(ledger: Ledger, batch: Dispatch) -> None:
@@ -432,7 +461,7 @@ def finish_if_open(ledger: Ledger, batch: Dispatch) -> None:
 def test_node_that_was_taken_away_makes_no_suspects() -> None:
     ledger = with_crew(make_ledger([10] * 8))
     size = len(next_batch(ledger).samples)
-    ledger.engine_lost("engine-0", blame=False)
+    lose_engine(ledger, "engine-0", blame=False)
     ledger.add_engine("engine-1", "node-1")
     assert len(next_batch(ledger).samples) == size > 1
 
@@ -441,23 +470,42 @@ def test_suspect_that_comes_through_is_cleared() -> None:
     ledger = with_crew(make_ledger([10]))
     for name in ("engine-0", "engine-1"):  # in company, then once alone
         next_batch(ledger)
-        ledger.engine_lost(name)
+        lose_engine(ledger, name)
         ledger.add_engine(f"engine-{int(name[-1]) + 1}", "node-0")
     finish(ledger, next_batch(ledger))
     ledger.writer_lost("writer-0")
     ledger.add_writer("writer-1", "node-0")
     for name in ("engine-2", "engine-3"):  # once more in company, then once alone
         next_batch(ledger)
-        ledger.engine_lost(name)
+        lose_engine(ledger, name)
         ledger.add_engine(f"engine-{int(name[-1]) + 1}", "node-0")
     assert ledger.rows.state(0) == State.PENDING
+
+
+def test_rows_of_a_dead_engine_stay_in_flight_until_their_batch_is_given_up() -> None:
+    ledger = with_crew(make_ledger([10]), engines=2)
+    batch = next_batch(ledger)
+    ledger.engine_lost("engine-0")
+    assert ledger.next_batch() is None
+    assert ledger.rows.state(0) == State.IN_FLIGHT
+    assert not ledger.captured(batch.batch_id, outcomes(batch))
+    assert ledger.batch_lost(batch.batch_id)
+    assert rows(next_batch(ledger)) == [0]
+
+
+def test_shard_that_found_no_space_is_collected_again_by_the_same_writer() -> None:
+    ledger = with_crew(make_ledger([10]))
+    finish(ledger, next_batch(ledger))
+    ledger.take_back("writer-0")
+    assert ledger.rows.state(0) == State.PENDING
+    assert next_batch(ledger).writer == "writer-0"
 
 
 def test_death_after_the_answer_takes_nothing_back() -> None:
     ledger = with_crew(make_ledger([10]))
     batch = next_batch(ledger)
     ledger.captured(batch.batch_id, outcomes(batch))
-    ledger.engine_lost("engine-0")
+    lose_engine(ledger, "engine-0")
     ledger.moved(batch.batch_id)
     assert ledger.written(batch.batch_id, [0])
     assert ledger.rows.state(0) == State.WRITTEN

@@ -70,6 +70,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def lose_engine(self, data: Any, blame: bool) -> None:
         name = data.draw(st.sampled_from([e.name for e in self.ledger.engines.all()]))
         self.ledger.engine_lost(name, blame)
+        for batch in self.given:
+            if batch.engine == name and self.phase[batch.batch_id] == "engine":
+                self.phase[batch.batch_id] = "dead"
 
     @precondition(lambda self: len(self.ledger.engines))
     @rule(data=st.data())
@@ -115,6 +118,12 @@ class LedgerMachine(RuleBasedStateMachine):
         elif phase == "store":
             known = self.ledger.moved(batch.batch_id)
             self.phase[batch.batch_id] = "writer"
+        elif phase == "dead":
+            known = self.ledger.captured(batch.batch_id, self.answers(batch, kinds))
+            assert not known
+            self.ledger.batch_lost(batch.batch_id)
+            self.phase[batch.batch_id] = "over"
+            return
         elif phase == "writer":
             known = self.write(batch)
             self.phase[batch.batch_id] = "over"
@@ -155,6 +164,12 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def lose_batch(self, data: Any) -> None:
         self.ledger.batch_lost(data.draw(st.sampled_from(self.given)).batch_id)
+
+    @precondition(lambda self: self.given)
+    @rule(data=st.data())
+    def fail_batch(self, data: Any) -> None:
+        batch = data.draw(st.sampled_from(self.given))
+        self.ledger.batch_failed(batch.batch_id, SampleFailure("other", "drawn"))
 
     # ---- shards
 
@@ -210,6 +225,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert len(flying) == len(set(flying))
         assert in_flight <= set(flying)
         assert {r for r in flying if self.ledger.rows.state(r) != State.COMMITTED} == in_flight
+        assert len(in_flight) == self.ledger.counts().in_flight
 
     @invariant()
     def committed_is_for_ever_and_written_has_a_live_writer(self) -> None:
