@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import signal
+import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
+from multiprocessing.process import BaseProcess
 
 from storage.errors import ResourceError, RowRejected
 from storage.prompts.chat import ChatTokenizer
@@ -70,7 +73,8 @@ def _batches(rows: Iterable[tuple[int, RawRow]]) -> Iterator[_Batch]:
 
 def _in_processes(spec: PromptSpec, batches: Iterator[_Batch], processes: int) -> Iterator[list[RowResult]]:
     # Spawned, since a fork would copy whatever threads and file systems this process has open.
-    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker)
     waiting: deque[Future[list[RowResult]]] = deque()
     try:
         for batch in batches:
@@ -86,6 +90,20 @@ def _in_processes(spec: PromptSpec, batches: Iterator[_Batch], processes: int) -
         ) from exc
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start_worker() -> None:
+    # Ctrl-C goes to the whole group; the parent alone answers it. And a worker whose parent was killed would
+    # wait for work for ever, since it holds both ends of its queue.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
+
+
+def _exit_after(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _work(spec: PromptSpec, batch: _Batch) -> list[RowResult]:

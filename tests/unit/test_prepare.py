@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from tiny_tokenizer import template_text, tiny_tokenizer
 
@@ -218,3 +222,32 @@ def test_the_table_does_not_depend_on_the_number_of_processes(tmp_path: Path, to
     key = summaries[0].parts[0].key
     assert stores[0].read(key) == stores[1].read(key)
     assert summaries[0].to_collect == 704
+
+
+_PREPARE = """
+import sys
+from storage.files import Store
+from storage.prompts import PromptSpec, prepare
+
+if __name__ == "__main__":
+    spec = PromptSpec(sys.argv[1], sys.argv[2], max_tokens=100)
+    prepare(Store(sys.argv[3]), spec, workers=2, progress=lambda rows, tokens: print(rows, flush=True))
+"""
+
+
+@pytest.mark.slow
+def test_killing_a_preparation_leaves_no_process_behind(tmp_path: Path, tokenizer_path: str) -> None:
+    rows = [{"id": i, "messages": turns(f"{i} + 1?", str(i + 1))} for i in range(50_000)]
+    url = write(tmp_path / "p.jsonl", rows)
+    (tmp_path / "script.py").write_text(_PREPARE)
+    command = [sys.executable, "script.py", url, tokenizer_path, str(tmp_path / "dump")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()  # workers are at it
+        workers = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+    assert len(workers) >= 2
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert not alive
+    assert read_prepared(Store(str(tmp_path / "dump"))) is None
