@@ -11,6 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
 from actors.capture.boundary import setter_ids
@@ -99,10 +100,10 @@ class Collector:
         """
         listed = tuple(sorted(getattr(self.inner, LIST, None) or ()))
         flagged = tuple(i for i, layer in enumerate(self.layers) if getattr(layer, FLAG, False))
-        code = inspect.unwrap(type(self.inner).forward).__code__
-        if FLAG in code.co_names or FLAG in code.co_consts:
+        names = _names(inspect.unwrap(type(self.inner).forward).__code__)
+        if FLAG in names:
             return flagged
-        if LIST in code.co_names or not flagged:
+        if LIST in names or not flagged:
             return listed
         return flagged
 
@@ -127,6 +128,15 @@ class Collector:
         for layer in self.layers:
             if getattr(layer, FLAG, False):
                 setattr(layer, FLAG, False)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Attributes and strings in a function's code, that of its comprehensions included."""
+    names = {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+    return names
 
 
 def _chain(model: Any) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import warnings
 from pathlib import Path
 
 STANDIN = Path(__file__).with_name("standin")
@@ -23,6 +24,9 @@ def has_driver() -> bool:
 def prepare_environment() -> None:
     """Sets this process up for a CPU engine; its children inherit it. Call it before SGLang is imported."""
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    # SGLang warns once for each thing that only GPUs have, in every process.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning")
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"sglang\.")
     if has_driver():
         return
     standin = str(STANDIN)

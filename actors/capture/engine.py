@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from actors.capture.hook import HookSpec
+from actors.capture.lifeline import run_detokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +42,11 @@ class EngineProcess:
         try:
             from sglang.srt.entrypoints.engine import Engine
 
-            run = staticmethod(functools.partial(function, hook))
-            self.engine: Any = type("CaptureEngine", (Engine,), {"run_scheduler_process_func": run})(
-                **arguments
-            )
+            functions = {
+                "run_scheduler_process_func": staticmethod(functools.partial(function, hook)),
+                "run_detokenizer_process_func": staticmethod(functools.partial(run_detokenizer, os.getpid())),
+            }
+            self.engine: Any = type("CaptureEngine", (Engine,), functions)(**arguments)
         finally:
             logging.root.handlers[:], logging.root.level = handlers, level
         # Its own exit handler would end every child of this process, other people's too.

@@ -21,6 +21,7 @@ import torch
 from actors.capture import wire
 from actors.capture.captured import CapturedModel
 from actors.capture.cpu import register_mla_handler
+from actors.capture.lifeline import end_with_parent
 from actors.messages import CaptureSpec
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ class HookSpec:
 
 def run_scheduler_with_hook(spec: HookSpec, *args: Any, **kwargs: Any) -> None:
     """SGLang's scheduler process with the hook in it; module-level, since spawn pickles it by name."""
+    # Before it connects: an actor that is gone by then doesn't answer, one that ends later takes this along.
+    end_with_parent()
     from sglang.srt.managers.scheduler import run_scheduler_process
 
     given = inspect.signature(run_scheduler_process).bind(*args, **kwargs).arguments

@@ -128,6 +128,8 @@ class Intake:
                     self._note(message, greeting)
         except ChannelClosed:
             pass
+        except ResourceError as error:
+            said = str(error)
         except Exception as error:
             logger.exception("draining the ring failed")
             said = f"draining its ring failed: {error}"

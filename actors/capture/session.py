@@ -121,6 +121,8 @@ class CaptureSession:
         job.route(self._intake)
         with self._lock:
             self._tasks[job] = self._post(self._capture(job))
+        if self._dead is not None:  # it died since the check above
+            self._break_off(self._dead)
         return job
 
     def progress(self) -> int:
