@@ -21,6 +21,7 @@ import torch
 from actors.capture import wire
 from actors.capture.captured import CapturedModel
 from actors.capture.cpu import register_mla_handler
+from actors.capture.leftovers import move_load_snapshot, unname_progress_lock
 from actors.capture.lifeline import end_with_parent
 from actors.messages import CaptureSpec
 
@@ -61,6 +62,8 @@ def run_scheduler_with_hook(spec: HookSpec, *args: Any, **kwargs: Any) -> None:
     try:
         if spec.cpu:
             register_mla_handler()
+        unname_progress_lock()
+        move_load_snapshot(Path(spec.log_stem).parent)
         install(spec, channel, ranks)
     except Exception as error:
         report_failure(channel, error)

@@ -32,6 +32,7 @@ from actors.capture.engine import (
 from actors.capture.hook import HookSpec, run_scheduler_with_hook
 from actors.capture.intake import Intake
 from actors.capture.job import CaptureJob
+from actors.capture.leftovers import unname_progress_lock
 from actors.capture.model_info import ModelInfo, read_model_info
 from actors.capture.proof import PROBE_TOKENS, report_lines
 from actors.capture.prove import prove
@@ -175,6 +176,7 @@ class CaptureSession:
     def _construct(self) -> None:
         spec = self._spec
         prepare_process()
+        unname_progress_lock()
         self._others = descendants()
         self._model = read_model_info(spec.model_path)
         _check_model(spec, self._model)
