@@ -17,6 +17,8 @@ from typing import Any
 
 from actors.capture.hook import HookSpec
 from actors.capture.lifeline import run_detokenizer
+from actors.messages import EngineSpec
+from storage.errors import ResourceError
 
 logger = logging.getLogger(__name__)
 
@@ -138,3 +140,17 @@ def gpus_visible() -> int:
     except (OSError, subprocess.SubprocessError):
         return 0
     return len(answer.stdout.splitlines())
+
+
+def check_gpus(spec: EngineSpec) -> None:
+    """Counts GPUs before anything is loaded.
+
+    Raises:
+        ResourceError: fewer than the engine needs.
+    """
+    visible = gpus_visible() if spec.gpus else 0
+    if visible < spec.gpus:
+        raise ResourceError(
+            f"{spec.name} needs {spec.gpus} GPUs and sees {visible}; lower engine.gpus, or set it to 0 for "
+            "the CPU"
+        )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from actors.messages import EngineSpec
 from storage.errors import ModelError
 from storage.layout import STORED_AS
 
@@ -82,6 +83,20 @@ def parse_model_info(config: Mapping[str, Any], where: str) -> ModelInfo:
         dtype=dtype if dtype in STORED_AS else "bfloat16",
         max_positions=_optional(text.get("max_position_embeddings")),
     )
+
+
+def check_same_model(info: ModelInfo, spec: EngineSpec) -> None:
+    """Holds the model on this node against the one that the run was planned for.
+
+    Raises:
+        ModelError: another number of layers or another hidden size.
+    """
+    planned = (spec.capture.num_layers, spec.capture.layout.hidden_size)
+    if (info.num_layers, info.hidden_size) != planned:
+        raise ModelError(
+            f"{spec.model_path} has {info.num_layers} layers of hidden size {info.hidden_size}, and the run was "
+            f"made for {planned[0]} of {planned[1]}; is it the same model on every node?"
+        )
 
 
 def _number(config: Mapping[str, Any], where: str, *names: str) -> int:

@@ -8,6 +8,7 @@ from any thread and returns at once, `shutdown` aside.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -24,20 +25,20 @@ from actors.capture import cpu, flags
 from actors.capture.engine import (
     EngineProcess,
     SchedulerFunction,
+    check_gpus,
     descendants,
     end_processes,
-    gpus_visible,
     prepare_process,
 )
 from actors.capture.hook import HookSpec, run_scheduler_with_hook
 from actors.capture.intake import Intake
 from actors.capture.job import CaptureJob
 from actors.capture.leftovers import unname_progress_lock
-from actors.capture.model_info import ModelInfo, read_model_info
+from actors.capture.model_info import check_same_model, read_model_info
 from actors.capture.proof import PROBE_TOKENS, report_lines
 from actors.capture.prove import prove
 from actors.messages import Batch, EngineSpec
-from storage.errors import EngineDead, HsdumpError, ModelError, ProofFailed, ResourceError
+from storage.errors import EngineDead, HsdumpError, ProofFailed
 
 logger = logging.getLogger(__name__)
 
@@ -157,8 +158,8 @@ class CaptureSession:
             self._engine.end()
         elif self._thread.is_alive():
             end_processes(self._others)
+        self._stop_loop()
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=30)
 
     def _run(self) -> None:
@@ -169,9 +170,15 @@ class CaptureSession:
             self._started_with(self._loop.run_until_complete(self._prove()))
         except Exception as error:
             self._fail_start(error)
-            return
-        self._post(self._watch())
-        self._loop.run_forever()
+        else:
+            self._post(self._watch())
+            self._loop.run_forever()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(RuntimeError):  # it is asked to stop once more
+            self._loop.run_until_complete(asyncio.wait(tasks) if tasks else asyncio.sleep(0))
+        self._loop.close()
 
     def _construct(self) -> None:
         spec = self._spec
@@ -179,8 +186,8 @@ class CaptureSession:
         unname_progress_lock()
         self._others = descendants()
         self._model = read_model_info(spec.model_path)
-        _check_model(spec, self._model)
-        _check_gpus(spec)
+        check_same_model(self._model, spec)
+        check_gpus(spec)
         if spec.gpus == 0:
             cpu.prepare_environment()
         arguments = flags.server_args(spec, flags.installed_fields())
@@ -214,6 +221,10 @@ class CaptureSession:
             report,
         )
 
+    def _stop_loop(self) -> None:
+        if self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
     def _started_with(self, info: SessionInfo) -> None:
         with self._lock:
             if not self._started.done():
@@ -238,7 +249,7 @@ class CaptureSession:
         else:
             end_processes(self._others)
         # A proof that waits for a dead engine would wait for ever.
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._stop_loop()
 
     def _enforce_deadline(self) -> None:
         try:
@@ -304,25 +315,6 @@ class CaptureSession:
 
     def _post(self, work: Coroutine[Any, Any, None]) -> Future[None]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-
-def _check_model(spec: EngineSpec, model: ModelInfo) -> None:
-    capture = spec.capture
-    here = (model.num_layers, model.hidden_size)
-    if here != (capture.num_layers, capture.layout.hidden_size):
-        raise ModelError(
-            f"{spec.model_path} has {here[0]} layers of hidden size {here[1]}, and the run was made for "
-            f"{capture.num_layers} of {capture.layout.hidden_size}; is it the same model on every node?"
-        )
-
-
-def _check_gpus(spec: EngineSpec) -> None:
-    visible = gpus_visible() if spec.gpus else 0
-    if visible < spec.gpus:
-        raise ResourceError(
-            f"{spec.name} needs {spec.gpus} GPUs and sees {visible}; lower engine.gpus, or set it to 0 for "
-            "the CPU"
-        )
 
 
 def _reported(failure: Mapping[str, Any]) -> HsdumpError:

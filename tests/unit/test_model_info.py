@@ -4,7 +4,9 @@ import sys
 
 import pytest
 
-from actors.capture.model_info import parse_model_info, read_model_info
+from actors.capture.boundary import capture_spec
+from actors.capture.model_info import check_same_model, parse_model_info, read_model_info
+from actors.messages import EngineSpec
 from storage.errors import ModelError
 
 CONFIG = {
@@ -59,3 +61,16 @@ def test_planning_loads_neither_torch_nor_sglang():
         "sys.exit(any(m in sys.modules for m in ('torch', 'sglang', 'transformers', 'ray')))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_another_model_than_the_run_was_planned_for_is_refused():
+    capture = capture_spec(
+        [2], final=False, final_normed=False, num_layers=30, hidden_size=576, dtype="bfloat16", chunk_rows=32,
+        shard_rows=64,
+    )  # fmt: skip
+    spec = EngineSpec("e", "sglang", "", "r", "/m", "bfloat16", 0, 1, False, capture, 0, "/l", 1.0, 1.0)
+    check_same_model(parse_model_info(CONFIG, "x"), spec)
+    with pytest.raises(
+        ModelError, match="has 32 layers of hidden size 576, and the run was made for 30 of 576"
+    ):
+        check_same_model(parse_model_info(CONFIG | {"num_hidden_layers": 32}, "x"), spec)
