@@ -23,11 +23,11 @@ from cluster.placement import Node, gpus_per_engine, place_engines, read_nodes
 from cluster.report import say, say_account, say_next_steps, say_prepared
 from cluster.run import Run, resolve
 from cluster.session import connect
-from storage.dump import DumpHeader, check_identity, open_or_create, read_header
+from storage.dump import ROOT_KEY, DumpHeader, check_identity, open_or_create, read_header
 from storage.errors import IncompleteRun, OutputError
 from storage.files import Store
 from storage.layout import Layout
-from storage.prompts import PreparedSummary, prepare, prompts_identity
+from storage.prompts import PreparedSummary, prepare, prompts_identity, read_prepared
 from storage.table import read_account
 
 RUN_KEY = "run.json"
@@ -59,6 +59,8 @@ def collect(run_file: str, overrides: Sequence[str], *, address: str | None, sta
         say(f"{store.url} is complete: nothing to do")
         say_account(done, header.layout)
         return
+    if done is not None or store.list("manifest"):
+        say(f"resuming {store.url}")
     with connect(address, config.limits.object_store_bytes) as session:
         nodes = read_nodes()
         gpus = gpus_per_engine(config.engine.gpus, nodes)
@@ -86,15 +88,16 @@ def collect(run_file: str, overrides: Sequence[str], *, address: str | None, sta
 def _open_dump(store: Store, run: Run) -> tuple[DumpHeader, PreparedSummary]:
     """Prepares the prompts and makes the dump, or recognises the ones that are there."""
     _refuse_foreign(store)
-    if store.exists("zarr.json"):
-        identity = run.identity(prompts_identity(run.prompts))
-        check_identity(store, read_header(store), identity)
+    prepared = read_prepared(store)
+    if prepared is not None and store.exists(ROOT_KEY):
+        header = read_header(store)
+        check_identity(store, header, run.identity(prompts_identity(run.prompts)))
+        return header, prepared
     say(f"preparing {run.prompts.url} into {store.url}")
     prepared = prepare(store, run.prompts)
     say_prepared(prepared)
-    identity = run.identity(prepared.identity)
-    header = open_or_create(store, identity, run.layout(prepared.longest_tokens), _versions())
-    return header, prepared
+    layout = run.layout(prepared.longest_tokens)
+    return open_or_create(store, run.identity(prepared.identity), layout, _versions()), prepared
 
 
 def _refuse_foreign(store: Store) -> None:
