@@ -6,13 +6,14 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import gc
 import logging
 import multiprocessing
 import os
 import resource
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from actors.capture.hook import HookSpec
@@ -91,6 +92,29 @@ class EngineProcess:
         if watchdog is not None:
             watchdog.stop()
         end_processes(self._others)
+
+
+def open_sockets() -> list[Any]:
+    """Every ZeroMQ socket of this process that isn't closed."""
+    import zmq
+
+    # By type, since isinstance asks proxies what they stand for.
+    sockets = [thing for thing in gc.get_objects() if issubclass(type(thing), zmq.Socket)]
+    return [s for s in sockets if not s.closed and not getattr(s, "_shadow", False)]
+
+
+def close_sockets(others: Collection[Any]) -> None:
+    """Closes SGLang's sockets, which it never does; call it in the thread whose loop they belong to.
+
+    The garbage collector may meet a dead engine's context before its sockets, and would then wait for ever for
+    somebody to close them.
+    """
+    import zmq
+
+    for socket in open_sockets():
+        if socket not in others:
+            with contextlib.suppress(zmq.ZMQError):
+                socket.close(linger=0)
 
 
 def end_processes(others: frozenset[int], patience_s: float = 30.0) -> None:

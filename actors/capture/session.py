@@ -12,6 +12,7 @@ import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -26,8 +27,10 @@ from actors.capture.engine import (
     EngineProcess,
     SchedulerFunction,
     check_gpus,
+    close_sockets,
     descendants,
     end_processes,
+    open_sockets,
     prepare_process,
 )
 from actors.capture.hook import HookSpec, run_scheduler_with_hook
@@ -79,6 +82,7 @@ class CaptureSession:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"{spec.name}-sglang", daemon=True)
         self._others: frozenset[int] = frozenset()
+        self._foreign_sockets: weakref.WeakSet[Any] = weakref.WeakSet()
         self._engine: EngineProcess | None = None
         self._intake: Intake | None = None
         self._tasks: dict[CaptureJob, Future[None]] = {}
@@ -178,6 +182,7 @@ class CaptureSession:
             task.cancel()
         with contextlib.suppress(RuntimeError):  # it is asked to stop once more
             self._loop.run_until_complete(asyncio.wait(tasks) if tasks else asyncio.sleep(0))
+        close_sockets(self._foreign_sockets)
         self._loop.close()
 
     def _construct(self) -> None:
@@ -185,6 +190,7 @@ class CaptureSession:
         prepare_process()
         unname_progress_lock()
         self._others = descendants()
+        self._foreign_sockets.update(open_sockets())
         self._model = read_model_info(spec.model_path)
         check_same_model(self._model, spec)
         check_gpus(spec)
