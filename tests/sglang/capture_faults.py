@@ -44,19 +44,3 @@ def models_own_flag(spec: HookSpec, *args: Any, **kwargs: Any) -> None:
 
     CapturedModel.__init__ = with_flag
     run_scheduler_with_hook(spec, *args, **kwargs)
-
-
-def own_flag_without_hook(spec: HookSpec, *args: Any, **kwargs: Any) -> None:
-    """No hook at all: the flag alone, as one would try first."""
-    from sglang.srt.managers.scheduler import run_scheduler_process
-    from sglang.srt.model_executor.model_runner import ModelRunner
-
-    load_model = ModelRunner.load_model
-
-    def load_and_flag(runner: Any, *a: Any, **k: Any) -> Any:
-        result = load_model(runner, *a, **k)
-        setattr(runner.model, CONTRACT_FLAG, True)
-        return result
-
-    ModelRunner.load_model = load_and_flag
-    run_scheduler_process(*args, **kwargs)
