@@ -20,11 +20,30 @@ from storage.files import Store
 from storage.identity import Identity
 from storage.layout import TOKEN_COLUMNS, Layout, State, hidden_key, token_key
 from storage.manifest import committed_samples, read_manifests
+from storage.read_memory import ReadMemory
 from storage.table import committed_table, read_table
 
 TORCH_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 NEAR_IDS_AMONG = 20_000
 """Ids that are compared for the hint in a KeyError: enough to help, few enough to be quick."""
+
+
+read_memory = ReadMemory()
+
+
+def adjacent_runs(ks: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Splits positions along K into runs that follow each other, each of which is one range of bytes.
+
+    Returns:
+        (place of the run's first position in ``ks``, that position, positions in the run) for each run.
+    """
+    runs: list[tuple[int, int, int]] = []
+    for place, k in enumerate(ks):
+        if runs and runs[-1][1] + runs[-1][2] == k:
+            runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + 1)
+        else:
+            runs.append((place, k, 1))
+    return runs
 
 
 def states_tensor(raw: np.ndarray[Any, np.dtype[np.uint8]], layout: Layout) -> torch.Tensor:
@@ -94,21 +113,28 @@ class Sample:
         """Several states.
 
         Args:
-            states: which, in which order; None for all in stored order, which is one read and no copy.
+            states: which, in which order; None for all in stored order. States that are stored side by side
+                and wanted in that order are one read.
 
         Returns:
-            [T, K, H] of the model's element type; with ``states`` None a view with the strides of [K, T, H].
+            [T, K, H] of the model's element type, a view of what was read with the strides of [K, T, H].
 
         Raises:
             KeyError: the dump doesn't hold one of them.
             CorruptDump, StorageError: it can't be read.
         """
-        if states is not None:
-            return torch.stack([self.states(state) for state in states], dim=1)
         layout = self.header.layout
-        rows = layout.slots(self.tokens) * layout.chunk_rows
-        flat = self._read(self.offset, layout.sample_bytes(self.tokens))
-        return flat.view(layout.num_states, rows, layout.hidden_size)[:, : self.tokens].transpose(0, 1)
+        wanted = layout.states if states is None else [self.header.resolve(s) for s in states]
+        ks = [layout.state_index(s) for s in wanted]
+        slots = layout.slots(self.tokens)
+        run_bytes = slots * layout.chunk_bytes
+        raw = read_memory.take(len(ks) * run_bytes)
+        for place, first, count in adjacent_runs(ks):
+            into = raw[place * run_bytes : (place + count) * run_bytes]
+            self._fill(hidden_key(self.shard), layout.run_offset(self.offset, slots, first, 0), into)
+        rows = slots * layout.chunk_rows
+        flat = states_tensor(raw, layout)
+        return flat.view(len(ks), rows, layout.hidden_size)[:, : self.tokens].transpose(0, 1)
 
     def _read(self, offset: int, length: int) -> torch.Tensor:
         return states_tensor(self._bytes(hidden_key(self.shard), offset, length), self.header.layout)
@@ -119,7 +145,11 @@ class Sample:
         return self._bytes(token_key(column, self.shard), start, self.tokens * dtype.itemsize).view(dtype)
 
     def _bytes(self, key: str, offset: int, length: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        raw = np.empty(length, np.uint8)
+        raw = read_memory.take(length)
+        self._fill(key, offset, raw)
+        return raw
+
+    def _fill(self, key: str, offset: int, raw: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         try:
             self.store.read_range_into(key, offset, raw.data)
         except FileNotFoundError as exc:
@@ -127,7 +157,6 @@ class Sample:
                 f"{self.store.where(key)} is gone, and sample {self.sample_id!r} was in it; restore it from "
                 "a copy"
             ) from exc
-        return raw
 
 
 class Dump(Sequence[Sample]):

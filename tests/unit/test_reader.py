@@ -101,6 +101,36 @@ def test_one_state_is_one_read_of_its_own_bytes(tmp_path: Path, monkeypatch: pyt
     assert reads[1:] == [LAYOUT.sample_bytes(30)]
 
 
+@pytest.mark.parametrize(
+    ("states", "runs"),
+    [
+        ([0, 2], [2]),
+        ([2, "final"], [2]),
+        ([0, 4], [1, 1]),
+        (["final", 0, 2], [1, 2]),
+        ([2, 2], [1, 1]),
+        ([], []),
+    ],
+)
+def test_wanted_states_are_read_alone_and_neighbours_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: list[Any], runs: list[int]
+) -> None:
+    make_dump(tmp_path, LENGTHS)
+    sample = storage.open_dump(str(tmp_path))[2]
+    reads: list[int] = []
+    real = Store.read_range_into
+
+    def counted(self: Store, key: str, offset: int, buffer: memoryview) -> None:
+        reads.append(len(buffer))
+        real(self, key, offset, buffer)
+
+    monkeypatch.setattr(Store, "read_range_into", counted)
+    stacked = sample.stack(states)
+    assert reads == [count * LAYOUT.slots(30) * LAYOUT.chunk_bytes for count in runs]
+    order = [{0: 0, 2: 1, 4: 2, "final": 2}[state] for state in states]
+    assert torch.equal(stacked, as_torch(states_of(LAYOUT, 2, 30))[order].transpose(0, 1))
+
+
 def test_a_dump_and_its_samples_can_be_pickled(dump: storage.Dump) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(dump))[1].stack(), dump[1].stack())
     assert torch.equal(pickle.loads(pickle.dumps(dump[1])).stack(), dump[1].stack())
