@@ -57,6 +57,8 @@ class Coordinator:
         self._paused_until_s = 0.0
         self._full_since_s: float | None = None
         self._stored_bytes = 0
+        self._first_dispatch_s: float | None = None
+        self._last_commit_s = 0.0
         self._sealed_up_to = -1
         self._capacity = 0
 
@@ -91,7 +93,10 @@ class Coordinator:
                 raise self._error
             account = await self._finalise() if self._ledger.finished else None
             events = dict(self._ledger.events)
-            return RunSummary(self._ledger.counts(), account, self._stopped, self._stored_bytes, events)
+            work_s = max(0.0, self._last_commit_s - (self._first_dispatch_s or self._last_commit_s))
+            return RunSummary(
+                self._ledger.counts(), account, self._stopped, self._stored_bytes, work_s, events
+            )
         finally:
             self._end()
 
@@ -200,6 +205,7 @@ class Coordinator:
                     await self._seal_all()
                     continue
                 for dispatch in iter(self._ledger.next_batch, None):
+                    self._first_dispatch_s = self._first_dispatch_s or _now_s()
                     engine = self._crew.engines[dispatch.engine]
                     writer = self._crew.writers[dispatch.writer]
                     self._carries.add(self._spawn(self._carrier.carry(dispatch, engine, writer)))
@@ -300,6 +306,7 @@ class Coordinator:
             self._crew.known_shards.add(shard.shard)
             self._ledger.committed(shard.rows)
             self._stored_bytes += shard.stored_bytes
+            self._last_commit_s = _now_s()
             self._sealed_up_to = max(self._sealed_up_to, shard.shard)
         if ack.sealed or ack.written:
             self._full_since_s = None

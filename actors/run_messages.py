@@ -126,6 +126,7 @@ class RunSummary:
         account: what the finished dump says of itself; None if the run was stopped before its end.
         stopped: why it was stopped; None if every row is accounted for.
         stored_bytes: of the shards sealed in this coordinator's life.
+        work_s: from the first dispatch to the last commit of this coordinator's life.
         events: what went wrong, counted by class.
     """
 
@@ -133,4 +134,5 @@ class RunSummary:
     account: Account | None
     stopped: str | None
     stored_bytes: int
+    work_s: float
     events: Mapping[str, int]

@@ -189,6 +189,7 @@ def _record(store: Store, run: Run, log_dir: Path, started: float, summary: RunS
         "counts": asdict(summary.counts),
         "stopped": summary.stopped,
         "stored_bytes": summary.stored_bytes,
+        "work_seconds": round(summary.work_s, 2),
         "events": dict(summary.events),
         "host": platform.node(),
         "logs": str(log_dir),
