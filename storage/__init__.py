@@ -14,14 +14,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from storage.reader import Dump, DumpDataset, Sample, open_dump
+    from storage.dataset import DumpDataset
+    from storage.reader import Dump, Sample, open_dump
+    from storage.stream import DumpStream
 
-__all__ = ["Dump", "DumpDataset", "Sample", "open_dump"]
+__all__ = ["Dump", "DumpDataset", "DumpStream", "Sample", "open_dump"]
+_HOME = {
+    "Dump": "storage.reader",
+    "DumpDataset": "storage.dataset",
+    "DumpStream": "storage.stream",
+    "Sample": "storage.reader",
+    "open_dump": "storage.reader",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("storage.reader"), name)
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,18 +1,18 @@
-"""Reading a dump: by number, by sample id, or through a torch DataLoader."""
+"""Reading a dump: samples by number or by id, their states, token ids and masks."""
 
 from __future__ import annotations
 
 import difflib
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from torch.utils.data import Dataset
 
 from storage.dump import DumpHeader, read_header
 from storage.errors import CorruptDump
@@ -159,6 +159,20 @@ class Sample:
             ) from exc
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where samples are: int64 [n] each, with the meaning that `Sample` gives the names."""
+
+    row: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+    shard: npt.NDArray[np.int64]
+    first_slot: npt.NDArray[np.int64]
+    offset: npt.NDArray[np.int64]
+
+
+PLACE_COLUMNS = tuple(field.name for field in fields(Places))
+
+
 class Dump(Sequence[Sample]):
     """The committed samples of a dump in the order of their prepared rows. Picklable.
 
@@ -167,6 +181,7 @@ class Dump(Sequence[Sample]):
         header: what its root says.
         samples: pyarrow table with the columns of ``samples.parquet``: every prepared row of a finished dump,
             the committed rows of an unfinished one.
+        places: where the committed samples are.
     """
 
     def __init__(self, store: Store) -> None:
@@ -179,8 +194,7 @@ class Dump(Sequence[Sample]):
         self.samples: pa.Table = table
         held = table.filter(pc.equal(table["status"], "committed"))
         self._ids: list[str] = held["sample_id"].to_pylist()
-        columns = ("row", "tokens", "shard", "first_slot", "offset")
-        self._places = np.stack([held[name].to_numpy() for name in columns], axis=1)
+        self.places = Places(*(held[name].to_numpy().astype(np.int64) for name in PLACE_COLUMNS))
         self._numbers: dict[str, int] | None = None
 
     @property
@@ -204,9 +218,8 @@ class Dump(Sequence[Sample]):
             KeyError: no committed sample has that id; the message names near ones.
         """
         number = self._number(which) if isinstance(which, str) else range(len(self))[which]
-        row, tokens, shard, first_slot, offset = (int(value) for value in self._places[number])
-        sample_id = self._ids[number]
-        return Sample(sample_id, row, tokens, shard, first_slot, offset, self.header, self._store)
+        where = {name: int(getattr(self.places, name)[number]) for name in PLACE_COLUMNS}
+        return Sample(self._ids[number], **where, header=self.header, store=self._store)
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[i] for i in range(len(self)))
@@ -242,53 +255,3 @@ def open_dump(url: str) -> Dump:
         CorruptDump, StorageError: it can't be read.
     """
     return Dump(Store(url))
-
-
-class DumpDataset(Dataset[dict[str, Any]]):
-    """A dump as a torch map-style dataset.
-
-    It holds only the URL until it is used, so it pickles into the workers of a DataLoader; use
-    ``multiprocessing_context="spawn"`` for object stores, whose clients don't survive a fork.
-
-    An item is a dict of ``sample_id`` (str), ``row`` (int), ``input_ids`` (int64 [T]), ``loss_mask`` (bool
-    [T]) and ``hidden_states`` ([T, K, H] of the model's element type).
-
-    Args:
-        url: local path or fsspec URL of a dump.
-        states: which states, in the order along K; None for all that are stored.
-    """
-
-    def __init__(self, url: str, states: Sequence[State] | None = None) -> None:
-        self.url = Store(url).url
-        self.states = None if states is None else tuple(states)
-        self._dump: Dump | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_dump": None}
-
-    @property
-    def dump(self) -> Dump:
-        """The dump, opened on first use in each process.
-
-        Raises:
-            KeyError: the dump doesn't hold one of ``states``.
-        """
-        if self._dump is None:
-            dump = open_dump(self.url)
-            for state in self.states or ():
-                dump.layout.state_index(dump.header.resolve(state))
-            self._dump = dump
-        return self._dump
-
-    def __len__(self) -> int:
-        return len(self.dump)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        sample = self.dump[index]
-        return {
-            "sample_id": sample.sample_id,
-            "row": sample.row,
-            "input_ids": sample.token_ids,
-            "loss_mask": sample.loss_mask,
-            "hidden_states": sample.stack(self.states),
-        }

@@ -30,6 +30,7 @@ store = Store(sys.argv[1])
 assert [run_item(i).problems for i in work_items(store)] == [()]
 assert check_account(store).problems == ()
 import storage.reference
+assert len(list(storage.DumpStream(sys.argv[1]))) == 2
 """
 
 

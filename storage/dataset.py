@@ -1,0 +1,99 @@
+"""A dump as torch data: the map-style dataset, and the items that it and `storage.stream` give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from storage.files import Store
+from storage.layout import State
+from storage.reader import Dump, Sample, open_dump, read_memory, states_tensor
+
+
+def open_checked(url: str, states: Sequence[State] | None) -> Dump:
+    """Opens a dump that holds the wanted states.
+
+    Raises:
+        KeyError: the dump doesn't hold one of ``states``.
+        OutputError, CorruptDump, StorageError: as `open_dump`.
+    """
+    dump = open_dump(url)
+    for state in states or ():
+        dump.layout.state_index(dump.header.resolve(state))
+    return dump
+
+
+def sample_item(sample: Sample, states: Sequence[State] | None) -> dict[str, Any]:
+    """Reads one sample; see `DumpDataset` for the keys."""
+    return {
+        "sample_id": sample.sample_id,
+        "row": sample.row,
+        "input_ids": sample.token_ids,
+        "loss_mask": sample.loss_mask,
+        "hidden_states": sample.stack(states),
+    }
+
+
+def packed_item(samples: Sequence[Sample], states: Sequence[State] | None) -> dict[str, Any]:
+    """Reads samples into tensors that hold them after each other; see `storage.stream.DumpStream` for the keys."""
+    lengths = [sample.tokens for sample in samples]
+    ends = np.cumsum(lengths)
+    layout = samples[0].header.layout
+    num_states = layout.num_states if states is None else len(states)
+    raw = read_memory.take(num_states * int(ends[-1]) * layout.row_bytes)
+    packed = states_tensor(raw, layout).view(num_states, int(ends[-1]), layout.hidden_size)
+    for sample, end in zip(samples, ends.tolist(), strict=True):
+        packed[:, end - sample.tokens : end] = sample.stack(states).transpose(0, 1)
+    return {
+        "sample_ids": [sample.sample_id for sample in samples],
+        "rows": [sample.row for sample in samples],
+        "cu_seqlens": torch.tensor([0, *ends.tolist()], dtype=torch.int32),
+        "position_ids": torch.cat([torch.arange(length) for length in lengths]),
+        "input_ids": torch.cat([sample.token_ids for sample in samples]),
+        "loss_mask": torch.cat([sample.loss_mask for sample in samples]),
+        "hidden_states": packed.transpose(0, 1),
+    }
+
+
+class DumpDataset(Dataset[dict[str, Any]]):
+    """A dump as a torch map-style dataset.
+
+    It holds only the URL until it is used, so it pickles into the workers of a DataLoader; use
+    ``multiprocessing_context="spawn"`` for object stores, whose clients don't survive a fork.
+
+    An item is a dict of ``sample_id`` (str), ``row`` (int), ``input_ids`` (int64 [T]), ``loss_mask`` (bool
+    [T]) and ``hidden_states`` ([T, K, H] of the model's element type).
+
+    Args:
+        url: local path or fsspec URL of a dump.
+        states: which states, in the order along K; None for all that are stored.
+    """
+
+    def __init__(self, url: str, states: Sequence[State] | None = None) -> None:
+        self.url = Store(url).url
+        self.states = None if states is None else tuple(states)
+        self._dump: Dump | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_dump": None}
+
+    @property
+    def dump(self) -> Dump:
+        """The dump, opened on first use in each process.
+
+        Raises:
+            KeyError: the dump doesn't hold one of ``states``.
+        """
+        if self._dump is None:
+            self._dump = open_checked(self.url, self.states)
+        return self._dump
+
+    def __len__(self) -> int:
+        return len(self.dump)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return sample_item(self.dump[index], self.states)
