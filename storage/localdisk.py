@@ -7,6 +7,8 @@ a temporary file, which no reader looks at.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import os
 import uuid
@@ -18,6 +20,9 @@ TEMPORARIES = ".tmp"
 """Folder below the root that holds objects while they are written."""
 SINK_SUFFIX = ".sink"
 """Of temporary files that are written piece by piece."""
+_WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
+"""SYNC_FILE_RANGE_* of Linux."""
+_libc = ctypes.CDLL(None)
 
 
 def storage_error(doing: str, where: str, exc: BaseException, root: Path | None = None) -> StorageError:
@@ -114,6 +119,37 @@ def publish_over(temp: Path, final: Path) -> None:
     make_dirs(final.parent)
     os.replace(temp, final)
     fsync_dir(final.parent)
+
+
+def allocate(fd: int, end: int) -> None:
+    """Gives a file space, and a size, up to byte ``end`` where the file system can; else nothing happens.
+
+    Not `os.posix_fallocate`, which writes into every block where the file system can't. A disk that is too full
+    for it may still have room for what is really written.
+    """
+    fallocate = getattr(_libc, "fallocate", None)
+    if fallocate is not None:
+        fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(end))
+
+
+def start_writeback(fd: int, offset: int, length: int) -> None:
+    """Starts writing dirty pages to the disk without waiting for it."""
+    _sync_file_range(fd, offset, length, _WRITE)
+
+
+def finish_writeback(fd: int, offset: int, length: int) -> None:
+    """Waits until a range's dirty pages are on the disk and lets the page cache drop them."""
+    _sync_file_range(fd, offset, length, _WAIT_BEFORE | _WRITE | _WAIT_AFTER)
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
+
+
+def _sync_file_range(fd: int, offset: int, length: int, flags: int) -> None:
+    """sync_file_range(2). It only paces the writing; errors come out of the fsync at the end."""
+    call = getattr(_libc, "sync_file_range", None)
+    if call is not None:
+        call(fd, ctypes.c_int64(offset), ctypes.c_int64(length), ctypes.c_uint(flags))
 
 
 def pread_into(path: Path, offset: int, buffer: memoryview) -> int:

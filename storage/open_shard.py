@@ -16,8 +16,10 @@ from storage.layout import TOKEN_COLUMNS, Layout, ShardIndex, hidden_key, manife
 from storage.manifest import Manifest, ManifestObject, ManifestSample, hidden_digest, tokens_digest
 from storage.sinks import ByteArray, ObjectSink
 
-PIECE_BYTES = 1 << 20
-"""Bytes that are copied and then hashed at a time: they are still in the cache for the second."""
+StateDigest = xxhash.xxh3_64
+"""What states are hashed with."""
+PIECE_BYTES = 512 << 10
+"""Bytes that are hashed and then copied at a time: they are still in the cache for the second."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class OpenShard:
         layout = self._layout
         tokens = int(head.token_ids.size)
         slots = layout.slots(tokens)
-        hashes = [xxhash.xxh3_64() for _ in layout.states]
+        hashes = [StateDigest() for _ in layout.states]
         self.samples[head.row] = OpenSample(head, self._next_slot, slots, self.body_bytes, hashes)
         self._next_slot += slots
         self.body_bytes += layout.sample_bytes(tokens)
@@ -126,8 +128,8 @@ class OpenShard:
         for start in range(0, run.size, PIECE_BYTES):
             piece = run[start : start + PIECE_BYTES]
             last = start + piece.size == run.size
-            self._sink.write_at(offset + start, piece, pad_bytes if last else 0)
             digest.update(piece)
+            self._sink.write_at(offset + start, piece, pad_bytes if last else 0)
         digest.update(bytes(pad_bytes))
 
     def _check(self, sample: OpenSample, token_start: int, states: npt.NDArray[Any]) -> None:

@@ -40,7 +40,7 @@ class SealedInfo:
 class ShardWriter:
     """Puts samples into shards of one dump. Not thread-safe: one thread calls it.
 
-    Memory: a few buffers of 16 MiB for each open shard. Nothing is kept of the states (on object stores the
+    Memory: a few buffers of 2 MiB for each open shard. Nothing is kept of the states (on object stores the
     whole open shard is).
 
     Args:

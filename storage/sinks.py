@@ -16,10 +16,24 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.errors import AlreadyExists, StorageError
-from storage.localdisk import SINK_SUFFIX, publish_if_absent, storage_error, temporary
+from storage.localdisk import (
+    SINK_SUFFIX,
+    allocate,
+    finish_writeback,
+    publish_if_absent,
+    start_writeback,
+    storage_error,
+    temporary,
+)
 
-BUFFER_BYTES = 16 << 20
-BUFFERS = 3
+BUFFER_BYTES = 2 << 20
+BUFFERS = 4
+"""Few and small enough to stay in the processor's cache: copying into 48 MiB of buffers instead took half as much
+CPU time again."""
+DEPTH = 2
+"""Writes on their way to the disk at a time."""
+ALLOCATE_BYTES = 512 << 20
+"""Space that is allocated ahead of the writes."""
 BLOCK_BYTES = 4096
 """Alignment that O_DIRECT wants of offset, length and memory on every common disk."""
 
@@ -55,13 +69,16 @@ class ObjectSink(Protocol):
 
 
 class LocalSink:
-    """A file that is written past the page cache by a thread of its own, out of a few aligned buffers.
+    """A file that is written past the page cache by threads of its own, out of a few aligned buffers.
 
     One copy into an aligned buffer and O_DIRECT costs less CPU time than a buffered write without a copy, and
     evicts nobody's cache. Writes that follow each other in the file share a buffer, so short samples still
     make long writes. Blocks that are only partly covered, and file systems that refuse O_DIRECT (tmpfs, some
-    FUSE and NFS), take buffered writes. Mixing both in one file is safe because a direct write covers whole
-    blocks.
+    FUSE and NFS), take buffered writes, of which only a few buffers' worth is dirty at a time. Mixing both in
+    one file is safe because a direct write covers whole blocks.
+
+    Space is allocated ahead: two direct writes go on at a time only where neither of them makes the file
+    longer.
     """
 
     def __init__(self, root: Path, final: Path) -> None:
@@ -69,6 +86,8 @@ class LocalSink:
         self._temp = temporary(root, SINK_SUFFIX)
         self._fd = os.open(self._temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self._direct_fd = _open_direct(self._temp)
+        self._direct = self._direct_fd is not None
+        self._allocated = 0
         self._free: queue.SimpleQueue[mmap.mmap | None] = queue.SimpleQueue()
         for _ in range(BUFFERS):
             self._free.put(None)  # taken on first use: small objects need one
@@ -77,8 +96,11 @@ class LocalSink:
         self._start = self._fill = 0
         self._error: OSError | None = None
         self._open = True
-        self._thread = threading.Thread(target=self._drain, name=f"sink {final}", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._drain, name=f"sink {final}", daemon=True) for _ in range(DEPTH)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def write_at(self, offset: int, data: ByteArray, pad_bytes: int = 0) -> None:
         """See `ObjectSink.write_at`."""
@@ -103,22 +125,29 @@ class LocalSink:
                 self._submit()
 
     def _submit(self) -> None:
-        if self._buffer is not None:
-            self._work.put((self._buffer, self._start, self._fill))
-            self._buffer = None
+        if self._buffer is None:
+            return
+        end = self._start + self._fill
+        if self._direct and end > self._allocated:
+            self._allocated = max(end, self._allocated) + ALLOCATE_BYTES
+            allocate(self._fd, self._allocated)
+        self._work.put((self._buffer, self._start, self._fill))
+        self._buffer = None
 
     def _drain(self) -> None:
+        behind: tuple[int, int] | None = None
         while (item := self._work.get()) is not None:
             buffer, start, length = item
             if self._error is None:
                 try:
-                    self._write(memoryview(buffer)[:length], start)
+                    behind = self._write(memoryview(buffer)[:length], start, behind)
                 except OSError as exc:
                     self._error = exc
             self._free.put(buffer)
 
-    def _write(self, view: memoryview, offset: int) -> None:
-        if self._direct_fd is not None and offset % BLOCK_BYTES == 0:
+    def _write(self, view: memoryview, offset: int, behind: tuple[int, int] | None) -> tuple[int, int] | None:
+        """Writes a buffer; returns the range of dirty pages that this thread hasn't waited for."""
+        if self._direct and self._direct_fd is not None and offset % BLOCK_BYTES == 0:
             whole = len(view) // BLOCK_BYTES * BLOCK_BYTES
             try:
                 _pwrite_all(self._direct_fd, view[:whole], offset)
@@ -127,9 +156,14 @@ class LocalSink:
                 if exc.errno != errno.EINVAL:
                     raise
                 # Opened but not writable that way: this file system has no O_DIRECT after all.
-                os.close(self._direct_fd)
-                self._direct_fd = None
+                self._direct = False
         _pwrite_all(self._fd, view, offset)
+        if len(view) < BLOCK_BYTES:
+            return behind
+        start_writeback(self._fd, offset, len(view))
+        if behind is not None:
+            finish_writeback(self._fd, *behind)
+        return offset, len(view)
 
     def commit(self, length: int) -> None:
         """See `ObjectSink.commit`."""
@@ -163,8 +197,10 @@ class LocalSink:
         self._temp.unlink(missing_ok=True)
 
     def _join(self) -> None:
-        self._work.put(None)
-        self._thread.join()
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads:
+            thread.join()
 
     def _failed(self, exc: OSError) -> StorageError:
         return storage_error("writing", str(self._final), exc, self._root)
