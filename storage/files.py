@@ -1,28 +1,30 @@
 """The one door to file systems: keys below a root, put if absent, whole objects only.
 
 Local disks are handled by hand because fsspec's local ``pipe_file(mode="create")`` lets two racing writers
-both win. Everything else goes through fsspec, and only where a conditional put is known to have one winner.
+both win. S3, Google Cloud Storage and Azure go through obstore (`storage.remote`), and a dump can be read
+through anything else that fsspec reaches (`storage.fsspec_files`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from storage import localdisk
-from storage.errors import AlreadyExists, CorruptDump, OutputError
+from storage.errors import AlreadyExists, CorruptDump, OutputError, StorageError
 from storage.localdisk import storage_error
-from storage.sinks import BufferSink, LocalSink, ObjectSink
+from storage.remote_target import PROTOCOLS
+from storage.sinks import LocalSink, ObjectSink
 
-CONDITIONAL_PUT = frozenset({"memory", "s3", "s3a", "abfs", "abfss", "az"})
-"""Protocols whose fsspec implementation has one winner of racing ``pipe_file(mode="create")`` calls (memory://
-under a lock of our own, inside one process)."""
+if TYPE_CHECKING:
+    from storage.fsspec_files import FsspecStore
+    from storage.remote import RemoteStore
 
-_memory_lock = threading.Lock()
+CONDITIONAL_PUT = frozenset({"file", "memory", *PROTOCOLS})
+"""URL schemes that a dump can be written to: of racing put-if-absent calls exactly one wins."""
 
 
 class Store:
@@ -48,13 +50,13 @@ class Store:
             self.protocol = "file"
             self.local_root = Path(os.path.abspath(Path(path).expanduser()))
         self.url = str(self.local_root) if self.local_root else url.rstrip("/")
-        self._remote: tuple[int, Any, str] | None = None
+        self._opened: tuple[int, RemoteStore | FsspecStore] | None = None
 
     def __repr__(self) -> str:
         return f"Store({self.url!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_remote": None}
+        return {**self.__dict__, "_opened": None}
 
     def where(self, key: str) -> str:
         """Full path or URL of ``key``, for messages."""
@@ -70,8 +72,7 @@ class Store:
         with self._errors("reading", key):
             if self.local_root:
                 return (self.local_root / key).read_bytes()
-            fs, root = self._fs()
-            return bytes(fs.cat_file(f"{root}/{key}"))
+            return self._remote().read(key)
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
         """``length`` bytes from ``offset``; raises as `read_range_into`."""
@@ -91,10 +92,7 @@ class Store:
             if self.local_root:
                 got = localdisk.pread_into(self.local_root / key, offset, buffer)
             else:
-                fs, root = self._fs()
-                data = fs.cat_file(f"{root}/{key}", start=offset, end=offset + len(buffer))
-                got = len(data)
-                buffer[:got] = data
+                got = self._remote().read_range_into(key, offset, buffer)
         if got < len(buffer):
             raise CorruptDump(
                 f"{self.where(key)} ends at byte {offset + got}, but bytes {offset} to "
@@ -116,15 +114,7 @@ class Store:
                 localdisk.publish_if_absent(temp, self.local_root / key)
                 return
             self._require_conditional_put()
-            fs, root = self._fs()
-            path = f"{root}/{key}"
-            if self.protocol == "memory":
-                with _memory_lock:
-                    if fs.exists(path):
-                        raise FileExistsError(path)
-                    fs.pipe_file(path, data)
-            else:
-                fs.pipe_file(path, data, mode="create")
+            self._remote().put_if_absent(key, data)
 
     def replace(self, key: str, data: bytes) -> None:
         """Puts a whole object, durably, over whatever was there; readers see the old or the new one.
@@ -138,8 +128,7 @@ class Store:
                 temp = localdisk.write_temporary(self.local_root, data)
                 localdisk.publish_over(temp, self.local_root / key)
             else:
-                fs, root = self._fs()
-                fs.pipe_file(f"{root}/{key}", data)
+                self._remote().replace(key, data)
 
     def list(self, prefix: str) -> list[tuple[str, int]]:
         """(key, bytes) of the objects directly below the folder ``prefix``, sorted; empty when missing."""
@@ -149,9 +138,7 @@ class Store:
                     with os.scandir(self.local_root / prefix) as entries:
                         found = [(e.name, e.stat().st_size) for e in entries if e.is_file()]
                 else:
-                    fs, root = self._fs()
-                    listed = fs.ls(f"{root}/{prefix}", detail=True)
-                    found = [(e["name"].rsplit("/", 1)[1], e["size"]) for e in listed if e["type"] == "file"]
+                    found = self._remote().list(prefix)
             except FileNotFoundError:
                 return []
         return sorted((f"{prefix}/{name}" if prefix else name, int(size)) for name, size in found)
@@ -162,8 +149,7 @@ class Store:
             try:
                 if self.local_root:
                     return (self.local_root / key).stat().st_size
-                fs, root = self._fs()
-                return int(fs.info(f"{root}/{key}")["size"])
+                return self._remote().size(key)
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
@@ -177,8 +163,7 @@ class Store:
             if self.local_root:
                 (self.local_root / key).unlink()
             else:
-                fs, root = self._fs()
-                fs.rm_file(f"{root}/{key}")
+                self._remote().delete(key)
 
     def free_bytes(self) -> int | None:
         """Bytes that can still be written, None where nobody knows."""
@@ -189,8 +174,7 @@ class Store:
         with self._errors("reading", key):
             if self.local_root:
                 return open(self.local_root / key, "rb")
-            fs, root = self._fs()
-            return cast(BinaryIO, fs.open(f"{root}/{key}", "rb"))
+            return self._remote().open_read(key)
 
     def object_sink(self, key: str) -> ObjectSink:
         """A new object to be written in pieces; it appears when its sink commits, if absent.
@@ -199,10 +183,10 @@ class Store:
             OutputError: this kind of storage has no put-if-absent.
             StorageError: the temporary file can't be made.
         """
-        if not self.local_root:
-            self._require_conditional_put()
-            return BufferSink(lambda data: self.put_if_absent(key, data))
         with self._errors("writing", key):
+            if not self.local_root:
+                self._require_conditional_put()
+                return self._remote().object_sink(key)
             return LocalSink(self.local_root, self.local_root / key)
 
     def remove_sinks(self) -> None:
@@ -214,32 +198,32 @@ class Store:
     def _require_conditional_put(self) -> None:
         if self.protocol not in CONDITIONAL_PUT:
             raise OutputError(
-                f"{self.url}: {self.protocol}:// has no put-if-absent with one sure winner, so a late writer "
-                "could overwrite a shard; write to a local path or to one of "
-                f"{', '.join(sorted(CONDITIONAL_PUT))}"
+                f"{self.url}: a dump can be read from {self.protocol}:// but not written there, because it has no "
+                "put-if-absent with one sure winner and a late writer could overwrite a shard; write to a local "
+                "path, s3://, gs://, az:// or abfs://"
             )
 
-    def _fs(self) -> tuple[Any, str]:
-        if self._remote is None or self._remote[0] != os.getpid():
-            import fsspec  # its object store plug-ins are slow to import
+    def _remote(self) -> RemoteStore | FsspecStore:
+        if self._opened is None or self._opened[0] != os.getpid():
+            remote: RemoteStore | FsspecStore
+            if self.protocol in PROTOCOLS:
+                from storage.remote import RemoteStore  # a trainer with a local dump needn't have obstore
 
-            # Another process may have written since the last listing, so nothing is cached.
-            fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
-            self._remote = (os.getpid(), fs, root.rstrip("/"))
-        return self._remote[1], self._remote[2]
+                remote = RemoteStore(self.url)
+            else:
+                from storage.fsspec_files import FsspecStore
+
+                remote = FsspecStore(self.url)
+            self._opened = (os.getpid(), remote)
+        return self._opened[1]
 
     @contextlib.contextmanager
     def _errors(self, doing: str, key: str) -> Iterator[None]:
         try:
             yield
-        except (OutputError, AlreadyExists, FileNotFoundError):
+        except (OutputError, StorageError, FileNotFoundError):
             raise
         except FileExistsError:
             raise AlreadyExists(f"{self.where(key)} is there already, and it is never overwritten") from None
         except OSError as exc:
             raise storage_error(doing, self.where(key), exc, self.local_root) from exc
-        except Exception as exc:
-            if self.local_root:
-                raise
-            # Object store clients raise classes of their own, which nobody outside this file should know.
-            raise storage_error(doing, self.where(key), exc) from exc
