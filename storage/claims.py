@@ -1,17 +1,40 @@
 """Who may write which shard: a shard number has one owner for ever, decided by a put-if-absent.
 
 A number is claimed before the first byte of its shard and never reused, so that a writer that was given up
-and wakes up late meets its own numbers only. Dead claims cost a small file each.
+and wakes up late meets its own numbers only. Dead claims cost a small file each; removing one is never right,
+because its number could be given out again while its old owner still writes.
+
+A writer is given up by revoking its claims: whoever takes over puts an empty manifest in each shard that it
+hasn't committed. Manifests are put if absent, so either the old owner's is there, and its samples are
+committed, or the empty one, and the old owner can never commit that shard, whenever it wakes up.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from storage.errors import AlreadyExists
 from storage.files import Store
-from storage.layout import claim_key
+from storage.layout import Layout, claim_key, manifest_key
+from storage.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Who owns a shard's number.
+
+    Attributes:
+        shard: the number.
+        run_id: the owner's run.
+        writer: its name, unique in the run.
+    """
+
+    shard: int
+    run_id: str
+    writer: str
 
 
 def claim_next(store: Store, run_id: str, writer: str, first: int) -> int:
@@ -39,14 +62,58 @@ def claim_next(store: Store, run_id: str, writer: str, first: int) -> int:
 
 def first_free(store: Store) -> int:
     """The number after the largest that was ever claimed or committed."""
-    names = [PurePosixPath(key).stem for folder in ("claims", "manifest") for key, _ in store.list(folder)]
-    return max((int(name) for name in names if name.isdecimal()), default=-1) + 1
+    return max(_numbers(store, "claims") | _numbers(store, "manifest"), default=-1) + 1
 
 
 def holds(store: Store, shard: int, run_id: str, writer: str) -> bool:
-    """Whether ``shard`` is still claimed by this writer of this run; removing a claim ends its lease."""
+    """Whether ``shard`` is claimed by this writer of this run, and it may still commit it.
+
+    The answer may be old when it is used; what decides is that the manifest is put if absent.
+    """
+    owner = _read_claim(store, shard)
+    return owner == Claim(shard, run_id, writer) and not store.exists(manifest_key(shard))
+
+
+def revoke(store: Store, layout: Layout, run_id: str, gone: Callable[[Claim], bool]) -> tuple[int, ...]:
+    """Ends the leases of writers that were given up: none of them can commit a shard any more.
+
+    What they committed before stays; read the manifests after this call, not before it.
+
+    Args:
+        store: the dump.
+        layout: its geometry.
+        run_id: the run that revokes, for the record.
+        gone: says whose claims to revoke; claims of committed shards aren't asked about.
+
+    Returns:
+        The shards that will stay empty.
+
+    Raises:
+        StorageError: the storage failed; some claims may not be revoked.
+    """
+    revoked = []
+    for shard in sorted(_numbers(store, "claims") - _numbers(store, "manifest")):
+        claim = _read_claim(store, shard)
+        if claim is not None and not gone(claim):
+            continue
+        empty = Manifest(shard, run_id, "", layout, (), ())
+        try:
+            store.put_if_absent(manifest_key(shard), empty.to_bytes())
+        except AlreadyExists:
+            continue  # its owner was faster: the shard is committed
+        revoked.append(shard)
+    return tuple(revoked)
+
+
+def _numbers(store: Store, folder: str) -> set[int]:
+    names = (PurePosixPath(key).stem for key, _ in store.list(folder))
+    return {int(name) for name in names if name.isdecimal()}
+
+
+def _read_claim(store: Store, shard: int) -> Claim | None:
+    """The claim, None when it is missing or unreadable, so that nobody holds it."""
     try:
-        claim = json.loads(store.read(claim_key(shard)))
-    except (FileNotFoundError, ValueError):
-        return False
-    return isinstance(claim, dict) and (claim.get("run_id"), claim.get("writer")) == (run_id, writer)
+        data = json.loads(store.read(claim_key(shard)))
+        return Claim(shard, str(data["run_id"]), str(data["writer"]))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None

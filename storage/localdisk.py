@@ -20,6 +20,8 @@ TEMPORARIES = ".tmp"
 """Folder below the root that holds objects while they are written."""
 SINK_SUFFIX = ".sink"
 """Of temporary files that are written piece by piece."""
+PUT_SUFFIX = ".put"
+"""Of temporary files that are written at once."""
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
 """SYNC_FILE_RANGE_* of Linux."""
 _libc = ctypes.CDLL(None)
@@ -81,7 +83,7 @@ def temporary(root: Path, suffix: str) -> Path:
 
 def write_temporary(root: Path, data: bytes) -> Path:
     """Writes ``data`` durably under a temporary name and returns it."""
-    path = temporary(root, ".put")
+    path = temporary(root, PUT_SUFFIX)
     try:
         with open(path, "xb", buffering=0) as file:
             view = memoryview(data)
