@@ -1,12 +1,12 @@
 """Removes what dead writers left behind, and nothing else.
 
 Leftovers are temporary objects, and data objects of shards that no manifest commits. Nobody can tell from the
-storage alone whether a writer is dead or only slow, so a shard is fenced off before its data goes: a manifest
-without samples, put if absent, takes the place of the one that its writer would have put. A writer that is
-alive after all fails at its seal; whichever manifest came first counts. So repair is safe at any time, and only
-wastes work while a run is writing. A resume is that run's only owner and repairs before its writers start.
+storage alone whether a writer is dead or only slow, so every claim that isn't committed is revoked first (see
+`storage.claims`). A writer that is alive after all fails at its seal; whichever manifest came first counts. So
+repair is safe at any time, and only wastes work while a run is writing: its open shards are collected again. A
+resume is the dump's only owner and repairs before its writers start.
 
-Claims stay, because a shard's number is never used again. Foreign objects stay as well.
+Claims stay, because a shard's number is never used again, and so does everything that isn't ours.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from storage.claims import claimed_shards
+from storage.claims import claimed_shards, revoke
 from storage.dump import read_header
-from storage.errors import AlreadyExists, CorruptDump
+from storage.errors import CorruptDump
 from storage.files import Store
-from storage.layout import TOKEN_COLUMNS, Layout, hidden_key, manifest_key, token_key
+from storage.layout import TOKEN_COLUMNS, hidden_key, manifest_key, token_key
 from storage.localdisk import PUT_SUFFIX, SINK_SUFFIX, TEMPORARIES
 from storage.manifest import READ_THREADS, Manifest, committed_shards, read_manifest
 
 Sized = tuple[str, int]
 """An object's key and its bytes."""
 REPAIRER = "repair"
-"""Writer's name in the manifests that void a shard."""
+"""Run's name in the manifests that revoke."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Leftovers:
     """What a repair does.
 
     Attributes:
-        void: shards to be fenced off by a manifest without samples.
-        data: data objects to be removed, by shard; each shard is void before.
+        open: shards that are claimed and not committed; their claims are revoked.
+        data: data objects to be removed, by shard; each shard is revoked before.
         temporaries: temporary objects to be removed.
         unreadable: manifests that can't be read; their shards are left as they are.
     """
 
-    void: tuple[int, ...]
+    open: tuple[int, ...]
     data: Mapping[int, tuple[Sized, ...]]
     temporaries: tuple[Sized, ...]
     unreadable: tuple[str, ...]
@@ -69,8 +69,8 @@ def plan_repair(
     unreadable = tuple(manifest_key(shard) for shard, manifest in committed.items() if manifest is None)
     keep = {shard for shard, manifest in committed.items() if manifest is None or manifest.samples}
     left = {shard: tuple(found) for shard, found in data.items() if found and shard not in keep}
-    void = sorted((set(claimed) | set(left)) - set(committed))
-    return Leftovers(tuple(void), left, tuple(t for t in temporaries if _is_ours(t[0])), unreadable)
+    uncommitted = sorted(set(claimed) - set(committed))
+    return Leftovers(tuple(uncommitted), left, tuple(t for t in temporaries if _is_ours(t[0])), unreadable)
 
 
 def find_leftovers(store: Store) -> Leftovers:
@@ -84,15 +84,13 @@ def find_leftovers(store: Store) -> Leftovers:
     claimed, shards = claimed_shards(store), committed_shards(store)
     with ThreadPoolExecutor(READ_THREADS) as pool:
         committed = dict(zip(shards, pool.map(lambda shard: _readable(store, shard), shards), strict=True))
-        # Every number, not only claimed ones: a claim may have been removed by hand.
-        numbers = range(max([*claimed, *shards], default=-1) + 1)
-        suspects = [n for n in numbers if n not in committed or _is_void(committed[n])]
+        suspects = [n for n in claimed if n not in committed or _is_empty(committed[n])]
         data = dict(zip(suspects, pool.map(lambda shard: _data_objects(store, shard), suspects), strict=True))
     return plan_repair(claimed, committed, data, store.list(TEMPORARIES))
 
 
 def remove_leftovers(store: Store, found: Leftovers) -> list[Sized]:
-    """Fences off and removes; what was committed since `find_leftovers` stays.
+    """Revokes and removes; what was committed since `find_leftovers` stays.
 
     Returns:
         The objects that were removed.
@@ -100,28 +98,18 @@ def remove_leftovers(store: Store, found: Leftovers) -> list[Sized]:
     Raises:
         StorageError: writing or removing failed; what was done is done, and the rest is for the next repair.
     """
-    layout = read_header(store).layout
-    alive = {shard for shard in found.void if not _put_void(store, layout, shard)}
+    revoke(store, read_header(store).layout, REPAIRER, lambda claim: True)
     gone = list(found.temporaries)
     for shard, objects in found.data.items():
-        gone += objects if shard not in alive else ()
+        if _is_empty(_readable(store, shard)):
+            gone += objects
     for key, _ in gone:
         store.delete(key)
-    store.remove_sinks()  # where they can't be listed: unfinished uploads
+    store.remove_sinks()  # and what can't be listed: unfinished uploads
     return gone
 
 
-def _put_void(store: Store, layout: Layout, shard: int) -> bool:
-    """Whether the shard is void now; False when its writer was alive and committed it."""
-    manifest = Manifest(shard, REPAIRER, REPAIRER, layout, samples=(), objects=())
-    try:
-        store.put_if_absent(manifest_key(shard), manifest.to_bytes())
-    except AlreadyExists:
-        return _is_void(_readable(store, shard))
-    return True
-
-
-def _is_void(manifest: Manifest | None) -> bool:
+def _is_empty(manifest: Manifest | None) -> bool:
     return manifest is not None and not manifest.samples
 
 
