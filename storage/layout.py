@@ -17,6 +17,8 @@ from typing import Any, Literal
 import google_crc32c
 import numpy as np
 
+from storage.codecs import CODECS, chunk_codecs
+
 State = int | Literal["final", "final_normed"]
 """A captured state: boundary b (the residual stream after b decoder layers), ``"final"`` (boundary N, before
 the final norm) or ``"final_normed"`` (what lm_head reads)."""
@@ -39,6 +41,8 @@ class Layout:
         dtype: element type of the states as the model computed them; a key of `STORED_AS`.
         chunk_rows: C, rows of an inner chunk; a sample takes ceil(T / C) consecutive slots.
         shard_rows: S, rows of a shard; a multiple of C, at least the longest sample.
+        codec: how inner chunks are compressed; one of `storage.codecs.CODECS`. Unless it is ``none``, offsets
+            and lengths of chunks are in the shard's index alone.
     """
 
     states: tuple[State, ...]
@@ -46,12 +50,15 @@ class Layout:
     dtype: str = "bfloat16"
     chunk_rows: int = 32
     shard_rows: int = 16_384
+    codec: str = "none"
 
     def __post_init__(self) -> None:
         if not self.states:
             raise ValueError("a dump needs at least one state")
         if self.dtype not in STORED_AS:
             raise ValueError(f"states can be stored as {', '.join(STORED_AS)}, not {self.dtype}")
+        if self.codec not in CODECS:
+            raise ValueError(f"chunks can be stored with the codecs {', '.join(CODECS)}, not {self.codec}")
         if self.shard_rows % self.chunk_rows or self.shard_rows <= 0:
             raise ValueError(f"shard_rows {self.shard_rows} isn't a multiple of chunk_rows {self.chunk_rows}")
 
@@ -100,7 +107,7 @@ class Layout:
         return -(-rows // self.chunk_rows)
 
     def sample_bytes(self, rows: int) -> int:
-        """Bytes that a sample takes inside a shard, padding included."""
+        """Bytes that a sample takes inside a shard, padding included and before any compression."""
         return self.slots(rows) * self.num_states * self.chunk_bytes
 
     def state_index(self, state: State) -> int:
@@ -117,6 +124,8 @@ class Layout:
 
     def run_offset(self, sample_offset: int, slots: int, k: int, row: int) -> int:
         """Byte offset in the shard of row ``row`` (a multiple of C, or any row) of state ``k`` of a sample.
+
+        Only where nothing is compressed.
 
         Args:
             sample_offset: byte offset of the sample in its shard.
@@ -138,6 +147,7 @@ class Layout:
             "dtype": self.dtype,
             "chunk_rows": self.chunk_rows,
             "shard_rows": self.shard_rows,
+            "codec": self.codec,
         }
 
     @classmethod
@@ -149,6 +159,7 @@ class Layout:
             dtype=str(data["dtype"]),
             chunk_rows=int(data["chunk_rows"]),
             shard_rows=int(data["shard_rows"]),
+            codec=str(data.get("codec", "none")),
         )
 
 
@@ -170,11 +181,18 @@ class ShardIndex:
     def add(self, first_slot: int, slots: int, offset: int) -> None:
         """Records a sample whose bytes start at ``offset``: state-major, each state's slots contiguous."""
         lay = self._layout
+        entries = np.empty((slots, lay.num_states, 2), "<u8")
+        starts = offset + np.arange(lay.num_states * slots, dtype="<u8") * np.uint64(lay.chunk_bytes)
+        entries[:, :, 0] = starts.reshape(lay.num_states, slots).T
+        entries[:, :, 1] = lay.chunk_bytes
+        self.add_chunks(first_slot, entries)
+
+    def add_chunks(self, first_slot: int, entries: np.ndarray[Any, np.dtype[np.uint64]]) -> None:
+        """Records a sample's chunks wherever they are: [slots, K, (offset, length)]."""
+        slots = len(entries)
         if not np.all(self._entries[first_slot : first_slot + slots] == MISSING):
             raise ValueError(f"slots {first_slot}..{first_slot + slots - 1} are already taken")
-        starts = offset + np.arange(lay.num_states * slots, dtype="<u8") * np.uint64(lay.chunk_bytes)
-        self._entries[first_slot : first_slot + slots, :, 0] = starts.reshape(lay.num_states, slots).T
-        self._entries[first_slot : first_slot + slots, :, 1] = lay.chunk_bytes
+        self._entries[first_slot : first_slot + slots] = entries
 
     def entries(self) -> np.ndarray[Any, np.dtype[np.uint64]]:
         """The index without its checksum: little-endian u64 [slots of the shard, K, (offset, length)]."""
@@ -204,7 +222,7 @@ def hidden_array_metadata(layout: Layout, shards: int) -> dict[str, Any]:
                 "name": "sharding_indexed",
                 "configuration": {
                     "chunk_shape": [layout.chunk_rows, 1, layout.hidden_size],
-                    "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+                    "codecs": chunk_codecs(layout.codec, layout.itemsize),
                     "index_codecs": [
                         {"name": "bytes", "configuration": {"endian": "little"}},
                         {"name": "crc32c"},

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from storage.codecs import ChunkEncoder
 from storage.errors import RowMismatch
 from storage.files import Store
 from storage.layout import TOKEN_COLUMNS, Layout, ShardIndex, hidden_key, manifest_key, token_key
@@ -50,8 +51,9 @@ class OpenSample:
         head: what it is.
         first_slot: first inner chunk along the token axis, counted inside the shard.
         slots: inner chunks along the token axis.
-        offset: where its bytes start in the shard.
+        offset: where its bytes start in the shard; -1 until the first of compressed ones are written.
         hashes: a running xxh3 for each state.
+        chunks: places of its inner chunks, [slots, K, (offset, length)], where they are compressed.
         rows: tokens whose states were written.
         finished: it was declared whole.
     """
@@ -61,6 +63,7 @@ class OpenSample:
     slots: int
     offset: int
     hashes: list[Any]
+    chunks: npt.NDArray[np.uint64] | None = None
     rows: int = 0
     finished: bool = False
 
@@ -76,7 +79,7 @@ class OpenShard:
     Attributes:
         shard: its number.
         samples: prepared row -> sample, in the order of their bytes.
-        body_bytes: bytes given to samples, those of dropped ones included.
+        body_bytes: bytes given to samples before compression, those of dropped ones included.
         closing: it takes no more samples.
         opened_s: monotonic time of its opening.
         touched_s: monotonic time of the last write.
@@ -90,6 +93,8 @@ class OpenShard:
         self.opened_s = self.touched_s = time.monotonic()
         self._layout, self._sink = layout, sink
         self._next_slot = 0
+        self._encoder = None if layout.codec == "none" else ChunkEncoder(layout.codec, layout.itemsize)
+        self._encoded_bytes = 0
 
     @property
     def free_slots(self) -> int:
@@ -107,7 +112,11 @@ class OpenShard:
         tokens = int(head.token_ids.size)
         slots = layout.slots(tokens)
         hashes = [StateDigest() for _ in layout.states]
-        self.samples[head.row] = OpenSample(head, self._next_slot, slots, self.body_bytes, hashes)
+        sample = OpenSample(head, self._next_slot, slots, self.body_bytes, hashes)
+        if self._encoder is not None:
+            sample.offset = -1
+            sample.chunks = np.zeros((slots, layout.num_states, 2), np.uint64)
+        self.samples[head.row] = sample
         self._next_slot += slots
         self.body_bytes += layout.sample_bytes(tokens)
 
@@ -118,10 +127,13 @@ class OpenShard:
         sample.rows += states.shape[1]
         whole = sample.rows == sample.tokens
         padding = sample.slots * layout.chunk_rows - sample.tokens if whole else 0
-        for k in range(layout.num_states):
-            offset = layout.run_offset(sample.offset, sample.slots, k, token_start)
-            run = states[k].reshape(-1).view(np.uint8)
-            self._write_run(sample.hashes[k], offset, run, padding * layout.row_bytes)
+        pad_bytes = padding * layout.row_bytes
+        if self._encoder is not None:
+            self._write_encoded(self._encoder, sample, token_start, states, pad_bytes)
+        else:
+            for k in range(layout.num_states):
+                offset = layout.run_offset(sample.offset, sample.slots, k, token_start)
+                self._write_run(sample.hashes[k], offset, _bytes_of(states[k]), pad_bytes)
         self.touched_s = time.monotonic()
 
     def _write_run(self, digest: Any, offset: int, run: ByteArray, pad_bytes: int) -> None:
@@ -131,6 +143,30 @@ class OpenShard:
             digest.update(piece)
             self._sink.write_at(offset + start, piece, pad_bytes if last else 0)
         digest.update(bytes(pad_bytes))
+
+    def _write_encoded(
+        self,
+        encoder: ChunkEncoder,
+        sample: OpenSample,
+        token_start: int,
+        states: npt.NDArray[Any],
+        pad_bytes: int,
+    ) -> None:
+        """Appends a segment's chunks, state by state; nobody knows how long those of later segments will be."""
+        layout = self._layout
+        assert sample.chunks is not None
+        if sample.offset < 0:
+            sample.offset = self._encoded_bytes
+        for k in range(layout.num_states):
+            run = _bytes_of(states[k])
+            sample.hashes[k].update(run)
+            sample.hashes[k].update(bytes(pad_bytes))
+            slot = token_start // layout.chunk_rows
+            for data in encoder.encode(_chunks(run, layout.chunk_bytes)):
+                self._sink.write_at(self._encoded_bytes, data)
+                sample.chunks[slot, k] = self._encoded_bytes, data.size
+                self._encoded_bytes += data.size
+                slot += 1
 
     def _check(self, sample: OpenSample, token_start: int, states: npt.NDArray[Any]) -> None:
         layout = self._layout
@@ -161,13 +197,17 @@ class OpenShard:
         """
         index = ShardIndex(self._layout)
         for sample in self.samples.values():
-            index.add(sample.first_slot, sample.slots, sample.offset)
+            if sample.chunks is not None:
+                index.add_chunks(sample.first_slot, sample.chunks)
+            else:
+                index.add(sample.first_slot, sample.slots, sample.offset)
         footer = index.to_bytes()
-        self._sink.write_at(self.body_bytes, np.frombuffer(footer, np.uint8))
-        self._sink.commit(self.body_bytes + len(footer))
+        end = self.body_bytes if self._encoder is None else self._encoded_bytes
+        size = end + len(footer)
+        self._sink.write_at(end, np.frombuffer(footer, np.uint8))
+        self._sink.commit(size)
         columns = self._put_token_columns(store)
         samples = tuple(_manifest_sample(sample) for sample in self.samples.values())
-        size = self.body_bytes + len(footer)
         states = ManifestObject(hidden_key(self.shard), size, hidden_digest(samples, footer))
         manifest = Manifest(self.shard, run_id, writer, self._layout, samples, (states, *columns))
         store.put_if_absent(manifest_key(self.shard), manifest.to_bytes())
@@ -176,6 +216,8 @@ class OpenShard:
     def abort(self) -> None:
         """Forgets what was written; nothing happens after a seal."""
         self._sink.abort()
+        if self._encoder is not None:
+            self._encoder.close()
 
     def _put_token_columns(self, store: Store) -> list[ManifestObject]:
         objects = []
@@ -188,6 +230,18 @@ class OpenShard:
             store.put_if_absent(key, data)
             objects.append(ManifestObject(key, len(data), xxhash.xxh3_64_hexdigest(data)))
         return objects
+
+
+def _bytes_of(run: npt.NDArray[Any]) -> ByteArray:
+    return run.reshape(-1).view(np.uint8)
+
+
+def _chunks(run: ByteArray, chunk_bytes: int) -> list[ByteArray]:
+    """A run's inner chunks; the last is filled up with zeros."""
+    chunks = [run[start : start + chunk_bytes] for start in range(0, run.size, chunk_bytes)]
+    if chunks[-1].size < chunk_bytes:
+        chunks[-1] = np.concatenate([chunks[-1], np.zeros(chunk_bytes - chunks[-1].size, np.uint8)])
+    return chunks
 
 
 def _manifest_sample(sample: OpenSample) -> ManifestSample:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import torch
 
 from storage.dump import DumpHeader, read_header
+from storage.encoded import read_index, read_states
 from storage.errors import CorruptDump
 from storage.files import Store
 from storage.identity import Identity
@@ -106,8 +107,12 @@ class Sample:
         """
         layout = self.header.layout
         k = layout.state_index(self.header.resolve(state))
+        if layout.codec != "none":
+            return self.stack([state])[:, 0]
+        raw = read_memory.take(self.tokens * layout.row_bytes)
         offset = layout.run_offset(self.offset, layout.slots(self.tokens), k, 0)
-        return self._read(offset, self.tokens * layout.row_bytes).view(self.tokens, layout.hidden_size)
+        self._fill(hidden_key(self.shard), offset, raw)
+        return states_tensor(raw, layout).view(self.tokens, layout.hidden_size)
 
     def stack(self, states: Sequence[State] | None = None) -> torch.Tensor:
         """Several states.
@@ -129,15 +134,16 @@ class Sample:
         slots = layout.slots(self.tokens)
         run_bytes = slots * layout.chunk_bytes
         raw = read_memory.take(len(ks) * run_bytes)
-        for place, first, count in adjacent_runs(ks):
-            into = raw[place * run_bytes : (place + count) * run_bytes]
-            self._fill(hidden_key(self.shard), layout.run_offset(self.offset, slots, first, 0), into)
+        if layout.codec != "none":
+            entries = read_index(self.store, layout, self.shard)[self.first_slot :][:slots, ks]
+            read_states(self.store, layout, self.shard, entries.swapaxes(0, 1), raw)
+        else:
+            for place, first, count in adjacent_runs(ks):
+                into = raw[place * run_bytes : (place + count) * run_bytes]
+                self._fill(hidden_key(self.shard), layout.run_offset(self.offset, slots, first, 0), into)
         rows = slots * layout.chunk_rows
         flat = states_tensor(raw, layout)
         return flat.view(len(ks), rows, layout.hidden_size)[:, : self.tokens].transpose(0, 1)
-
-    def _read(self, offset: int, length: int) -> torch.Tensor:
-        return states_tensor(self._bytes(hidden_key(self.shard), offset, length), self.header.layout)
 
     def _column(self, column: str) -> np.ndarray[Any, Any]:
         dtype = np.dtype(TOKEN_COLUMNS[column]).newbyteorder("<")

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import xxhash
 
 from storage.dump import read_header
+from storage.encoded import Entries, read_index, read_states
 from storage.errors import CorruptDump
 from storage.files import Store
 from storage.layout import TOKEN_COLUMNS, Layout, ShardIndex, hidden_key, token_key
@@ -90,13 +91,14 @@ class _Check:
     store: Store
     layout: Layout
     manifest: Manifest
+    entries: Entries | None = None
     problems: list[Problem] = field(default_factory=list)
     read_bytes: int = 0
 
     @property
     def piece_rows(self) -> int:
-        """Rows of one state that are read at a time."""
-        return max(READ_BYTES // self.layout.row_bytes, 1)
+        """Rows of one state that are read at a time: whole inner chunks."""
+        return max(READ_BYTES // self.layout.chunk_bytes, 1) * self.layout.chunk_rows
 
     def say(self, what: str, sample: ManifestSample | None = None) -> None:
         row, sample_id = (sample.row, sample.sample_id) if sample else (None, None)
@@ -159,13 +161,17 @@ def _object(check: _Check, key: str, geometry_bytes: int) -> ManifestObject | No
 def _check_states(check: _Check) -> None:
     layout, samples = check.layout, check.manifest.samples
     key = hidden_key(check.manifest.shard)
-    body = max((s.offset + layout.sample_bytes(s.tokens) for s in samples), default=0)
+    body = 0
+    if layout.codec == "none":
+        body = max((s.offset + layout.sample_bytes(s.tokens) for s in samples), default=0)
     entry = _object(check, key, body + layout.index_bytes)
     if entry is None:
         return
-    index = ShardIndex(layout)
-    for sample in samples:
-        index.add(sample.first_slot, layout.slots(sample.tokens), sample.offset)
+    try:
+        index = _expected_index(check)
+    except CorruptDump as exc:
+        check.say_all(str(exc))
+        return
     footer = index.to_bytes()
     if hidden_digest(samples, footer) != entry.xxh3:
         check.say_all(
@@ -175,6 +181,24 @@ def _check_states(check: _Check) -> None:
     for sample in samples:
         for k in range(layout.num_states):
             _check_state(check, key, sample, k)
+
+
+def _expected_index(check: _Check) -> ShardIndex:
+    """The index that follows from the manifest, or, of compressed chunks, the part of it that it speaks of.
+
+    Raises:
+        CorruptDump: chunks are compressed and the index is damaged.
+    """
+    layout, index = check.layout, ShardIndex(check.layout)
+    if layout.codec != "none":
+        check.entries = read_index(check.store, layout, check.manifest.shard)
+    for sample in check.manifest.samples:
+        slots = layout.slots(sample.tokens)
+        if check.entries is None:
+            index.add(sample.first_slot, slots, sample.offset)
+        else:
+            index.add_chunks(sample.first_slot, check.entries[sample.first_slot :][:slots])
+    return index
 
 
 def _check_index(check: _Check, key: str, expected: ShardIndex) -> None:
@@ -207,7 +231,12 @@ def _pieces(check: _Check, key: str, sample: ManifestSample, k: int) -> Iterator
     buffer = np.empty(min(step, length), np.uint8)
     for start in range(0, length, step):
         piece = buffer[: min(step, length - start)]
-        check.store.read_range_into(key, offset + start, piece.data)
+        if check.entries is None:
+            check.store.read_range_into(key, offset + start, piece.data)
+        else:
+            slot = sample.first_slot + start // layout.chunk_bytes
+            chunks = check.entries[slot : slot + piece.size // layout.chunk_bytes, k]
+            read_states(check.store, layout, check.manifest.shard, chunks, piece)
         check.read_bytes += piece.size
         yield piece
 

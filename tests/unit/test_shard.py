@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from made_dumps import IDENTITY, LAYOUT, head_of, make_dump, states_of, write_whole
 
 from storage.claims import claim_next
+from storage.codecs import CODECS
 from storage.dump import create_dump, finalise, grow
 from storage.errors import AlreadyExists, LeaseLost, RowMismatch, StorageFull
 from storage.files import Store
@@ -51,6 +52,7 @@ def plans(draw: st.DrawFn) -> tuple[Layout, int, list[tuple[int, list[int], bool
         dtype=draw(st.sampled_from(["bfloat16", "float16", "float32"])),
         chunk_rows=4,
         shard_rows=32,
+        codec=draw(st.sampled_from(CODECS)),
     )
     samples = []
     for _ in range(draw(st.integers(1, 8))):
