@@ -73,6 +73,17 @@ def verify(
 
 
 @app.command()
+def repair(
+    dump: DumpUrl,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the leftovers, remove nothing.")] = False,
+) -> None:
+    """Remove what dead writers left behind, and nothing else. A resume does it by itself."""
+    from cluster.repair import repair as run
+
+    run(dump, dry_run=dry_run)
+
+
+@app.command()
 def inspect(
     dump: DumpUrl,
     sample: Annotated[

@@ -20,6 +20,7 @@ from cluster.driver import Driver
 from cluster.fleet import Fleet
 from cluster.output import check_nodes_see, open_output, ship_prompts
 from cluster.placement import Node, gpus_per_engine, place_engines, read_nodes
+from cluster.repair import repair_before_run
 from cluster.report import say, say_account, say_next_steps, say_prepared
 from cluster.run import Run, resolve
 from cluster.session import connect
@@ -61,6 +62,7 @@ def collect(run_file: str, overrides: Sequence[str], *, address: str | None, sta
         return
     if done is not None or store.list("manifest"):
         say(f"resuming {store.url}")
+    repair_before_run(store)
     with connect(address, config.limits.object_store_bytes) as session:
         nodes = read_nodes()
         gpus = gpus_per_engine(config.engine.gpus, nodes)

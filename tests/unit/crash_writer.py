@@ -1,0 +1,89 @@
+"""A writer process that dies on request; `test_crash_safety` starts it again and again.
+
+    python crash_writer.py DUMP ROWS SEED CRASH_AT
+
+It does what a resume does: repairs, asks the manifests what is missing, and writes that. Before the operating
+system's operation number CRASH_AT (of the ones that change files) it kills itself; 0 never does.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from made_dumps import IDENTITY, LAYOUT, states_of
+
+from storage.dump import finalise, grow, open_or_create
+from storage.files import Store
+from storage.manifest import committed_samples, read_manifests
+from storage.repair import find_leftovers, remove_leftovers
+from storage.shard import SampleHead, ShardWriter
+
+OPERATIONS = ("pwrite", "fsync", "ftruncate", "link", "unlink", "replace", "mkdir", "open")
+
+
+def tokens_of(row: int) -> int:
+    return random.Random(row).randrange(1, LAYOUT.shard_rows)
+
+
+def head_of(row: int) -> SampleHead:
+    rng = __import__("numpy").random.default_rng(row)
+    tokens = tokens_of(row)
+    return SampleHead(
+        row, f"sample {row}", rng.integers(0, 1000, tokens, "int32"), rng.integers(0, 2, tokens, "uint8")
+    )
+
+
+def die_at(operation: int) -> None:
+    """Counts the operations and dies before the wanted one."""
+    count = 0
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == operation:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        return call
+
+    for name in OPERATIONS:
+        setattr(os, name, counted(getattr(os, name)))
+
+
+def main() -> None:
+    url, rows, seed, crash_at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    if crash_at:
+        die_at(crash_at)
+    print("started", flush=True)
+    store, rng = Store(url), random.Random(seed)
+    layout = open_or_create(store, IDENTITY, LAYOUT, {}).layout
+    remove_leftovers(store, find_leftovers(store))
+    grow(store, 1)
+    committed = committed_samples(read_manifests(store))
+    missing = [row for row in range(rows) if row not in committed]
+    rng.shuffle(missing)
+    # Two writers of one run: more than one shard is open at a time.
+    writers = [
+        ShardWriter(store, layout, f"run-{seed}", f"writer-{i}", LAYOUT.sample_bytes(90)) for i in range(2)
+    ]
+    for row in missing:
+        writer = rng.choice(writers)
+        states = states_of(layout, row, tokens_of(row))
+        writer.place(head_of(row))
+        step = LAYOUT.chunk_rows * 4
+        for start in range(0, states.shape[1], step):
+            writer.write(row, start, states[:, start : start + step].copy())
+        writer.finish(row)
+    for writer in writers:
+        writer.seal_all()
+    finalise(store, [])
+
+
+if __name__ == "__main__":
+    main()
