@@ -54,6 +54,7 @@ class Run:
             hidden_size=self.model.hidden_size,
             dtype=self.config.model.dtype,
             shard_rows=shard_rows_for(longest_tokens),
+            codec=self.config.writers.codec,
         )
 
     def identity(self, prompts: Mapping[str, Any]) -> Identity:
