@@ -18,7 +18,7 @@ from actors.ledger import Ledger
 from actors.messages import EngineInfo, WriteAck, WriterInfo
 from actors.rows import State
 from actors.run_messages import CoordinatorSpec, Loss, MemberStatus, RunSummary, Status
-from storage.claims import first_free
+from storage.claims import first_free, revoke
 from storage.dump import finalise, grow
 from storage.errors import CorruptDump, HsdumpError, IncompleteRun, StorageError, StorageFull
 from storage.files import Store
@@ -177,6 +177,10 @@ class Coordinator:
         """Builds the ledger from the prompts and the manifests."""
         spec = self._spec
         self._table = await asyncio.to_thread(PromptTable, self._store)
+        # Writers of earlier runs may be stopped rather than dead: what they haven't committed is collected here.
+        await asyncio.to_thread(
+            revoke, self._store, spec.layout, spec.run_id, lambda claim: claim.run_id != spec.run_id
+        )
         manifests = await asyncio.to_thread(read_manifests, self._store)
         skipped = self._table.status != 0
         self._tokens = int(self._table.tokens[~skipped].sum(dtype="int64"))

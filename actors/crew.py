@@ -17,6 +17,7 @@ from actors.failures import Failure, Fault, classify
 from actors.ledger import Ledger
 from actors.messages import EngineInfo, WriteAck, WriterInfo
 from actors.run_messages import CoordinatorSpec, Loss
+from storage.claims import Claim, revoke
 from storage.errors import CorruptDump, StorageError
 from storage.files import Store
 from storage.manifest import Manifest, read_manifests
@@ -146,10 +147,10 @@ class Crew:
         del self.writers[member.name]
         self._ledger.drain_writer(member.name)
         self._kill(member)
-        # Its last seal may have succeeded without the answer. It can't seal any more once it is dead.
+        # Its last seal may have succeeded without the answer.
         with contextlib.suppress(RayError, TimeoutError):
             await asyncio.wait_for(_await(member.handle.ping.remote()), _GONE_WITHIN_S)
-        for manifest in await self._new_manifests():
+        for manifest in await self._last_manifests(member.name):
             self.known_shards.add(manifest.shard)
             self._ledger.committed(sample.row for sample in manifest.samples)
         self._ledger.writer_lost(member.name)
@@ -161,11 +162,18 @@ class Crew:
         if await self.ask_writer(member, member.handle.seal.remote):
             self._ledger.take_back(member.name)
 
-    async def _new_manifests(self) -> list[Manifest]:
-        """Manifests of shards that weren't known; a storage that fails for a while is waited for."""
+    async def _last_manifests(self, writer: str) -> list[Manifest]:
+        """Revokes a writer's claims and reads the manifests that weren't known; a failing storage is waited for."""
+        spec = self._spec
+
+        def gone(claim: Claim) -> bool:
+            return (claim.run_id, claim.writer) == (spec.run_id, writer)
+
         deadline_s, pause_s = _now_s() + self._spec.full_timeout_s, 1.0
         while True:
             try:
+                # A process that is stopped or out of reach may not be dead; from here on it can't commit.
+                await asyncio.to_thread(revoke, self._store, spec.layout, spec.run_id, gone)
                 return await asyncio.to_thread(read_manifests, self._store, frozenset(self.known_shards))
             except StorageError as error:
                 if isinstance(error, CorruptDump) or _now_s() + pause_s > deadline_s:

@@ -60,6 +60,11 @@ def claim_next(store: Store, run_id: str, writer: str, first: int) -> int:
             return shard
 
 
+def claimed_shards(store: Store) -> list[int]:
+    """Numbers that have a claim, ascending."""
+    return sorted(_numbers(store, "claims"))
+
+
 def first_free(store: Store) -> int:
     """The number after the largest that was ever claimed or committed."""
     return max(_numbers(store, "claims") | _numbers(store, "manifest"), default=-1) + 1

@@ -134,7 +134,7 @@ class PartSink:
         buffer = self._new_buffer()
         if part is not None and self._spill is not None:
             with _local_errors(self._where):
-                os.preadv(self._spill.fileno(), [memoryview(buffer)], number * PART_BYTES)
+                os.preadv(self._spill.fileno(), [buffer.data], number * PART_BYTES)
         return buffer
 
     def _bound_memory(self, newest: int) -> None:
@@ -152,7 +152,7 @@ class PartSink:
         with _local_errors(self._where):
             if self._spill is None:
                 self._spill = tempfile.TemporaryFile(prefix="hsdump-")  # noqa: SIM115  it outlives this call
-            view, offset = memoryview(np.ascontiguousarray(piece)), number * PART_BYTES + at
+            view, offset = np.ascontiguousarray(piece).data, number * PART_BYTES + at
             while view:
                 count = os.pwrite(self._spill.fileno(), view, offset)
                 view, offset = view[count:], offset + count

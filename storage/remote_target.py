@@ -130,7 +130,7 @@ def open_client(target: Target, url: str) -> Client:
 
 
 def _open_s3(providers: Any, target: Target, url: str, common: dict[str, Any]) -> Client:
-    """Through botocore: it finds credentials, region and endpoint, as every AWS tool does; obstore does the requests."""
+    """Finds credentials, region and endpoint through botocore, as every AWS tool does."""
     try:
         import botocore.session
         from botocore.configprovider import ConfiguredEndpointProvider
