@@ -134,6 +134,11 @@ def allocate(fd: int, end: int) -> None:
         fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(end))
 
 
+def has_block_device(fd: int) -> bool:
+    """Whether a file is on a device of blocks rather than in memory, on a network or in a layer over others."""
+    return os.major(os.fstat(fd).st_dev) != 0
+
+
 def start_writeback(fd: int, offset: int, length: int) -> None:
     """Starts writing dirty pages to the disk without waiting for it."""
     _sync_file_range(fd, offset, length, _WRITE)

@@ -20,6 +20,7 @@ from storage.localdisk import (
     SINK_SUFFIX,
     allocate,
     finish_writeback,
+    has_block_device,
     publish_if_absent,
     start_writeback,
     storage_error,
@@ -77,8 +78,8 @@ class LocalSink:
     FUSE and NFS), take buffered writes, of which only a few buffers' worth is dirty at a time. Mixing both in
     one file is safe because a direct write covers whole blocks.
 
-    Space is allocated ahead: two direct writes go on at a time only where neither of them makes the file
-    longer.
+    On a block device space is allocated ahead: two direct writes go on at a time only where neither of them
+    makes the file longer.
     """
 
     def __init__(self, root: Path, final: Path) -> None:
@@ -87,6 +88,7 @@ class LocalSink:
         self._fd = os.open(self._temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self._direct_fd = _open_direct(self._temp)
         self._direct = self._direct_fd is not None
+        self._ahead = self._direct and has_block_device(self._fd)
         self._allocated = 0
         self._free: queue.SimpleQueue[mmap.mmap | None] = queue.SimpleQueue()
         for _ in range(BUFFERS):
@@ -128,8 +130,8 @@ class LocalSink:
         if self._buffer is None:
             return
         end = self._start + self._fill
-        if self._direct and end > self._allocated:
-            self._allocated = max(end, self._allocated) + ALLOCATE_BYTES
+        if self._ahead and end > self._allocated:
+            self._allocated = end + ALLOCATE_BYTES
             allocate(self._fd, self._allocated)
         self._work.put((self._buffer, self._start, self._fill))
         self._buffer = None
