@@ -196,7 +196,8 @@ class LocalSink:
         for fd in (self._fd, self._direct_fd):
             if fd is not None:
                 os.close(fd)
-        self._temp.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # left to repair; the error that led here says more
+            self._temp.unlink(missing_ok=True)
 
     def _join(self) -> None:
         for _ in self._threads:
