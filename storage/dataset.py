@@ -14,14 +14,14 @@ from storage.layout import State
 from storage.reader import Dump, Sample, open_dump, read_memory, states_tensor
 
 
-def open_checked(url: str, states: Sequence[State] | None) -> Dump:
+def open_with(url: str, states: Sequence[State] | None, check: bool) -> Dump:
     """Opens a dump that holds the wanted states.
 
     Raises:
         KeyError: the dump doesn't hold one of ``states``.
         OutputError, CorruptDump, StorageError: as `open_dump`.
     """
-    dump = open_dump(url)
+    dump = open_dump(url, check)
     for state in states or ():
         dump.layout.state_index(dump.header.resolve(state))
     return dump
@@ -29,11 +29,12 @@ def open_checked(url: str, states: Sequence[State] | None) -> Dump:
 
 def sample_item(sample: Sample, states: Sequence[State] | None) -> dict[str, Any]:
     """Reads one sample; see `DumpDataset` for the keys."""
+    token_ids, loss_mask = sample.columns()
     return {
         "sample_id": sample.sample_id,
         "row": sample.row,
-        "input_ids": sample.token_ids,
-        "loss_mask": sample.loss_mask,
+        "input_ids": token_ids,
+        "loss_mask": loss_mask,
         "hidden_states": sample.stack(states),
     }
 
@@ -48,13 +49,14 @@ def packed_item(samples: Sequence[Sample], states: Sequence[State] | None) -> di
     packed = states_tensor(raw, layout).view(num_states, int(ends[-1]), layout.hidden_size)
     for sample, end in zip(samples, ends.tolist(), strict=True):
         packed[:, end - sample.tokens : end] = sample.stack(states).transpose(0, 1)
+    columns = [sample.columns() for sample in samples]
     return {
         "sample_ids": [sample.sample_id for sample in samples],
         "rows": [sample.row for sample in samples],
         "cu_seqlens": torch.tensor([0, *ends.tolist()], dtype=torch.int32),
         "position_ids": torch.cat([torch.arange(length) for length in lengths]),
-        "input_ids": torch.cat([sample.token_ids for sample in samples]),
-        "loss_mask": torch.cat([sample.loss_mask for sample in samples]),
+        "input_ids": torch.cat([token_ids for token_ids, _ in columns]),
+        "loss_mask": torch.cat([loss_mask for _, loss_mask in columns]),
         "hidden_states": packed.transpose(0, 1),
     }
 
@@ -71,9 +73,11 @@ class DumpDataset(Dataset[dict[str, Any]]):
     Args:
         url: local path or fsspec URL of a dump.
         states: which states, in the order along K; None for all that are stored.
+        check: hold everything that is read against its hash in the manifests.
     """
 
-    def __init__(self, url: str, states: Sequence[State] | None = None) -> None:
+    def __init__(self, url: str, states: Sequence[State] | None = None, check: bool = True) -> None:
+        self.check = check
         self.url = Store(url).url
         self.states = None if states is None else tuple(states)
         self._dump: Dump | None = None
@@ -89,7 +93,7 @@ class DumpDataset(Dataset[dict[str, Any]]):
             KeyError: the dump doesn't hold one of ``states``.
         """
         if self._dump is None:
-            self._dump = open_checked(self.url, self.states)
+            self._dump = open_with(self.url, self.states, self.check)
         return self._dump
 
     def __len__(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import itertools
 from collections.abc import Iterator, Sequence
@@ -20,9 +21,10 @@ from storage.errors import CorruptDump
 from storage.files import Store
 from storage.identity import Identity
 from storage.layout import TOKEN_COLUMNS, Layout, State, hidden_key, token_key
-from storage.manifest import committed_samples, read_manifests
+from storage.manifest import ManifestSample, committed_samples, read_manifests
+from storage.read_check import ReadCheck
 from storage.read_memory import ReadMemory
-from storage.table import committed_table, read_table
+from storage.table import committed_table, current_table
 
 TORCH_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 NEAR_IDS_AMONG = 20_000
@@ -66,6 +68,7 @@ class Sample:
         offset: where its bytes start in ``hidden/c/<shard>/0/0``.
         header: the dump's header.
         store: the dump's store.
+        check: holds everything that is read against the manifest's hashes; None doesn't.
     """
 
     sample_id: str
@@ -76,6 +79,7 @@ class Sample:
     offset: int
     header: DumpHeader
     store: Store
+    check: ReadCheck | None
 
     @property
     def boundaries(self) -> tuple[int, ...]:
@@ -85,12 +89,23 @@ class Sample:
     @property
     def token_ids(self) -> torch.Tensor:
         """Token ids, int64 [T], as embeddings take them."""
-        return torch.from_numpy(self._column("token_ids").astype(np.int64))
+        return self.columns()[0]
 
     @property
     def loss_mask(self) -> torch.Tensor:
         """Tokens that count in a loss, bool [T]."""
-        return torch.from_numpy(self._column("loss_mask").astype(np.bool_))
+        return self.columns()[1]
+
+    def columns(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids, int64 [T], and loss mask, bool [T].
+
+        Raises:
+            CorruptDump, StorageError: they can't be read, or aren't what was committed.
+        """
+        token_ids, loss_mask = (self._column(name) for name in ("token_ids", "loss_mask"))
+        if self.check is not None:
+            self.check.tokens(self.shard, self._listed(self.check), token_ids, loss_mask)
+        return torch.from_numpy(token_ids.astype(np.int64)), torch.from_numpy(loss_mask.astype(np.bool_))
 
     def states(self, state: State) -> torch.Tensor:
         """One state by one read of just its bytes.
@@ -103,7 +118,7 @@ class Sample:
 
         Raises:
             KeyError: the dump doesn't hold it; the message lists what it holds.
-            CorruptDump, StorageError: it can't be read.
+            CorruptDump, StorageError: it can't be read, or isn't what was committed.
         """
         layout = self.header.layout
         k = layout.state_index(self.header.resolve(state))
@@ -112,6 +127,7 @@ class Sample:
         raw = read_memory.take(self.tokens * layout.row_bytes)
         offset = layout.run_offset(self.offset, layout.slots(self.tokens), k, 0)
         self._fill(hidden_key(self.shard), offset, raw)
+        self._check_states([k], raw)
         return states_tensor(raw, layout).view(self.tokens, layout.hidden_size)
 
     def stack(self, states: Sequence[State] | None = None) -> torch.Tensor:
@@ -126,7 +142,7 @@ class Sample:
 
         Raises:
             KeyError: the dump doesn't hold one of them.
-            CorruptDump, StorageError: it can't be read.
+            CorruptDump, StorageError: it can't be read, or isn't what was committed.
         """
         layout = self.header.layout
         wanted = layout.states if states is None else [self.header.resolve(s) for s in states]
@@ -135,12 +151,14 @@ class Sample:
         run_bytes = slots * layout.chunk_bytes
         raw = read_memory.take(len(ks) * run_bytes)
         if layout.codec != "none":
-            entries = read_index(self.store, layout, self.shard)[self.first_slot :][:slots, ks]
-            read_states(self.store, layout, self.shard, entries.swapaxes(0, 1), raw)
+            with self._must_be_there(hidden_key(self.shard)):
+                entries = read_index(self.store, layout, self.shard)[self.first_slot :][:slots, ks]
+                read_states(self.store, layout, self.shard, entries.swapaxes(0, 1), raw)
         else:
             for place, first, count in adjacent_runs(ks):
                 into = raw[place * run_bytes : (place + count) * run_bytes]
                 self._fill(hidden_key(self.shard), layout.run_offset(self.offset, slots, first, 0), into)
+        self._check_states(ks, raw)
         rows = slots * layout.chunk_rows
         flat = states_tensor(raw, layout)
         return flat.view(len(ks), rows, layout.hidden_size)[:, : self.tokens].transpose(0, 1)
@@ -155,14 +173,26 @@ class Sample:
         self._fill(key, offset, raw)
         return raw
 
-    def _fill(self, key: str, offset: int, raw: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-        try:
+    def _fill(self, key: str, offset: int, raw: npt.NDArray[np.uint8]) -> None:
+        with self._must_be_there(key):
             self.store.read_range_into(key, offset, raw.data)
+
+    @contextlib.contextmanager
+    def _must_be_there(self, key: str) -> Iterator[None]:
+        try:
+            yield
         except FileNotFoundError as exc:
             raise CorruptDump(
                 f"{self.store.where(key)} is gone, and sample {self.sample_id!r} was in it; restore it from "
                 "a copy"
             ) from exc
+
+    def _listed(self, check: ReadCheck) -> ManifestSample:
+        return check.listed(self.shard, self.row, (self.tokens, self.first_slot, self.offset))
+
+    def _check_states(self, ks: Sequence[int], raw: npt.NDArray[np.uint8]) -> None:
+        if self.check is not None:
+            self.check.states(self.shard, self._listed(self.check), ks, raw)
 
 
 @dataclass(frozen=True)
@@ -190,11 +220,12 @@ class Dump(Sequence[Sample]):
         places: where the committed samples are.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, check: bool = True) -> None:
         self.url = store.url
         self.header = read_header(store)
         self._store = store
-        table = read_table(store)
+        self._check = ReadCheck(store, self.header.layout) if check else None
+        table = current_table(store)
         if table is None:
             table = committed_table(self.header.layout, committed_samples(read_manifests(store)))
         self.samples: pa.Table = table
@@ -225,7 +256,7 @@ class Dump(Sequence[Sample]):
         """
         number = self._number(which) if isinstance(which, str) else range(len(self))[which]
         where = {name: int(getattr(self.places, name)[number]) for name in PLACE_COLUMNS}
-        return Sample(self._ids[number], **where, header=self.header, store=self._store)
+        return Sample(self._ids[number], **where, header=self.header, store=self._store, check=self._check)
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[i] for i in range(len(self)))
@@ -250,14 +281,15 @@ class Dump(Sequence[Sample]):
             ) from None
 
 
-def open_dump(url: str) -> Dump:
+def open_dump(url: str, check: bool = True) -> Dump:
     """Opens a dump, finished or not; of an unfinished one it shows what is committed by now.
 
     Args:
         url: local path or fsspec URL.
+        check: hold everything that is read against its hash in the manifests.
 
     Raises:
         OutputError: there is no dump.
         CorruptDump, StorageError: it can't be read.
     """
-    return Dump(Store(url))
+    return Dump(Store(url), check)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from storage.dataset import open_checked, packed_item, sample_item
+from storage.dataset import open_with, packed_item, sample_item
 from storage.errors import ConfigError
 from storage.files import Store
 from storage.layout import State
@@ -81,6 +81,7 @@ class DumpStream(IterableDataset[dict[str, Any]]):
         pack_tokens: yield packs of at most this many tokens; None yields samples.
         prefetch_bytes: bytes that may be read ahead; one item is always read, however large.
         threads: that read ahead.
+        check: hold everything that is read against its hash in the manifests.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -100,6 +101,7 @@ class DumpStream(IterableDataset[dict[str, Any]]):
         pack_tokens: int | None = None,
         prefetch_bytes: int = 1 << 30,
         threads: int = 4,
+        check: bool = True,
     ) -> None:
         self.url = Store(url).url
         self.states = None if states is None else tuple(states)
@@ -107,7 +109,7 @@ class DumpStream(IterableDataset[dict[str, Any]]):
         self.rank, self.world_size = _ranks(rank, world_size)
         self.ends = ends
         self.pack_tokens = pack_tokens
-        self.prefetch_bytes, self.threads = prefetch_bytes, threads
+        self.prefetch_bytes, self.threads, self.check = prefetch_bytes, threads, check
         for name, value in (("window", window), ("threads", threads), ("world_size", self.world_size)):
             if value < 1:
                 raise ConfigError(f"{name} is {value}; it must be 1 or more")
@@ -132,7 +134,7 @@ class DumpStream(IterableDataset[dict[str, Any]]):
             OutputError, StorageError: it can't be opened.
         """
         if self._dump is None:
-            self._dump = open_checked(self.url, self.states)
+            self._dump = open_with(self.url, self.states, self.check)
         return self._dump
 
     @property

@@ -22,12 +22,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.errors import CorruptDump, IncompleteRun
 from storage.files import Store
 from storage.layout import Layout
-from storage.manifest import Committed
+from storage.manifest import Committed, read_manifests
 
 TABLE_KEY = "samples.parquet"
 ACCOUNT_FIELD = b"hsdump_account"
@@ -153,6 +154,25 @@ def read_table(store: Store) -> pa.Table | None:
         return None
     except pa.ArrowException as exc:
         raise _corrupt(store, exc) from exc
+
+
+def current_table(store: Store) -> pa.Table | None:
+    """The table, None when there is none or when it is older than a manifest: a run went on after it was built.
+
+    Raises:
+        CorruptDump: it, or a manifest that it doesn't know, can't be read.
+        StorageError: the dump can't be read.
+    """
+    table = read_table(store)
+    if table is None:
+        return None
+    held = table.filter(pc.equal(table["status"], "committed"))
+    known = dict(zip(held["row"].to_pylist(), held["shard"].to_pylist(), strict=True))
+    # A shard that the table doesn't know may be empty, or hold copies that don't count.
+    for manifest in read_manifests(store, known=set(known.values())):
+        if any(known.get(sample.row, manifest.shard) >= manifest.shard for sample in manifest.samples):
+            return None
+    return table
 
 
 def read_account(store: Store) -> Account | None:
