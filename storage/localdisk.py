@@ -126,11 +126,12 @@ def publish_over(temp: Path, final: Path) -> None:
 def allocate(fd: int, end: int) -> None:
     """Gives a file space, and a size, up to byte ``end`` where the file system can; else nothing happens.
 
-    Not `os.posix_fallocate`, which writes into every block where the file system can't. A disk that is too full
-    for it may still have room for what is really written.
+    Not `os.posix_fallocate`, which writes into every block where the file system can't. A disk that is nearly
+    full is left alone: what isn't written in the end may be what another file needs.
     """
     fallocate = getattr(_libc, "fallocate", None)
-    if fallocate is not None:
+    stat = os.fstatvfs(fd)
+    if fallocate is not None and stat.f_bavail * stat.f_frsize > 4 * (end - os.fstat(fd).st_size):
         fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(end))
 
 
