@@ -34,8 +34,10 @@ class ManifestSample:
         sample_id: the prompt file's id; any text.
         first_slot: first inner chunk along the token axis, counted inside the shard.
         tokens: T, rows of each state.
-        offset: where its bytes start in the shard's states; state-major, each state [slots * C, H].
-        xxh3: for each state in stored order, xxh3-64 (16 hex digits, seed 0) of its rows, padding included.
+        offset: where its bytes start in the shard's states; state-major, each state [slots * C, H], unless
+            they are compressed.
+        xxh3: for each state in stored order, xxh3-64 (16 hex digits, seed 0) of its rows, padding included and
+            before any compression.
         tokens_xxh3: xxh3-64 of its token_ids (int32 [T]) followed by its loss_mask (uint8 [T]).
     """
 
@@ -72,7 +74,7 @@ class Manifest:
         run_id: the run whose writer sealed it.
         writer: that writer's name.
         layout: geometry that it was written with; equals the dump's.
-        samples: in the order of their bytes.
+        samples: in the order of their slots.
         objects: states first, then each token column.
     """
 
