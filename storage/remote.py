@@ -104,6 +104,7 @@ class RemoteStore:
 
         mark = uuid.uuid4().hex
         deadline_s = time.monotonic() + RETRY_TIMEOUT.total_seconds()
+        failure: StorageError | None
         while True:
             try:
                 with self._errors("writing", key, missing_is_bucket=True):
@@ -117,9 +118,7 @@ class RemoteStore:
                     )
                 return
             except AlreadyExistsError:
-                failure: StorageError = AlreadyExists(
-                    f"{self.where(key)} is there already, and it is never overwritten"
-                )
+                failure = None
             except StorageDenied:
                 raise
             except StorageError as error:
@@ -127,7 +126,9 @@ class RemoteStore:
             found = self._mark(key)
             if found == mark:
                 return  # ours: only the answer was lost
-            if found is not None or isinstance(failure, AlreadyExists) or time.monotonic() > deadline_s:
+            if found is not None or failure is None:
+                raise AlreadyExists(f"{self.where(key)} is there already, and it is never overwritten")
+            if time.monotonic() > deadline_s:
                 raise failure
 
     def _mark(self, key: str) -> str | None:
@@ -246,21 +247,31 @@ class _Upload:
 
     def write(self, part: ByteArray) -> None:
         """See `Upload.write`."""
-        with self._store._errors("writing", self._key, missing_is_bucket=True):
-            self._writer.write(part)
+        try:
+            with self._store._errors("writing", self._key):
+                self._writer.write(part)
+        except FileNotFoundError:
+            raise self._gone() from None
+
+    def _gone(self) -> StorageError:
+        where = self._store.where(self._key)
+        return StorageError(
+            f"writing {where} failed: the bucket, or the unfinished upload in it, was removed"
+        )
 
     def complete(self) -> None:
         """See `Upload.complete`."""
         if self._store.size(self._key) is not None:
-            self.abort()
             where = self._store.where(self._key)
             raise AlreadyExists(f"{where} is there already, and it is never overwritten")
         try:
-            with self._store._errors("writing", self._key, missing_is_bucket=True):
+            with self._store._errors("writing", self._key):
                 self._writer.close()
-        except StorageError:
-            if self._store._mark(self._key) != self._mark:
-                raise
+        except (StorageError, FileNotFoundError) as error:
+            # Completed by a request whose answer was lost, the upload isn't found any more by the next one.
+            if self._store._mark(self._key) == self._mark:
+                return
+            raise self._gone() if isinstance(error, FileNotFoundError) else error from None
 
     def abort(self) -> None:
         """See `Upload.abort`; what can't be removed now is invisible and goes by the bucket's lifecycle rule."""

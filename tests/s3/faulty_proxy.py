@@ -108,7 +108,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._answer(response.status, response.getheaders(), data)
 
-    def _answer(self, status: int, headers: list[tuple[str, str]], data: bytes, only: int | None = None) -> None:
+    def _answer(
+        self, status: int, headers: list[tuple[str, str]], data: bytes, only: int | None = None
+    ) -> None:
         length = next((v for k, v in headers if k.lower() == "content-length"), str(len(data)))
         lines = [f"HTTP/1.1 {status} X", f"Content-Length: {length if self.command == 'HEAD' else len(data)}"]
         skip = ("content-length", "transfer-encoding", "connection")

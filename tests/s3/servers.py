@@ -77,7 +77,9 @@ def _azurite_main() -> Path:
     if not main.exists():
         npm = shutil.which("npm")
         if npm is None:
-            raise RuntimeError("the Azure tests need azurite, and npm isn't there to install it: install Node.js")
+            raise RuntimeError(
+                "the Azure tests need azurite, and npm isn't there to install it: install Node.js"
+            )
         AZURITE.mkdir(parents=True, exist_ok=True)
         command = [npm, "install", "--no-fund", "--no-audit", "--prefix", str(AZURITE)]
         subprocess.run([*command, f"azurite@{AZURITE_VERSION}"], check=True, stdout=subprocess.DEVNULL)

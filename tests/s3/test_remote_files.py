@@ -38,7 +38,11 @@ def test_what_was_put_can_be_read_listed_replaced_and_deleted(dump_url: str) -> 
     store.delete("a/1")
     store.delete("a/1")
     assert not store.exists("a/1")
-    for call in (lambda: store.read("a/1"), lambda: store.read_range("a/1", 0, 1), lambda: store.open_read("a/1")):
+    for call in (
+        lambda: store.read("a/1"),
+        lambda: store.read_range("a/1", 0, 1),
+        lambda: store.open_read("a/1"),
+    ):
         with pytest.raises(FileNotFoundError, match="a/1"):
             call()
 
