@@ -65,11 +65,24 @@ def verify(
         bool, typer.Option(help="Run Python code that comes with the model.")
     ] = False,
     address: Annotated[str | None, typer.Option(help="Spread the work over this Ray cluster.")] = None,
+    sample_fraction: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, metavar="F", help="Read this share of the samples, chosen at random."),
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the choice of samples.")] = 0,
 ) -> None:
     """Check a dump: the account, every byte, and on request the states themselves."""
     from cluster.verify import verify as run
 
-    run(dump, reference=reference, model=model, trust_remote_code=trust_remote_code, address=address)
+    run(
+        dump,
+        reference=reference,
+        model=model,
+        trust_remote_code=trust_remote_code,
+        address=address,
+        sample_fraction=sample_fraction,
+        seed=seed,
+    )
 
 
 @app.command()

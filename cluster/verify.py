@@ -9,6 +9,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
+from cluster.progress import ByteProgress
 from cluster.report import size
 from cluster.spread import spread
 from storage.account import check_account
@@ -23,11 +24,18 @@ from storage.reference import (
     pick_samples,
     run_reference,
 )
-from storage.verify import Problem, run_item, work_items
+from storage.verify import Problem, ShardFindings, VerifyItem, run_item, work_items
 
 
 def verify(
-    url: str, *, reference: int, model: str | None, trust_remote_code: bool, address: str | None
+    url: str,
+    *,
+    reference: int,
+    model: str | None,
+    trust_remote_code: bool,
+    address: str | None,
+    sample_fraction: float,
+    seed: int,
 ) -> None:
     """Checks a dump and prints what was found.
 
@@ -37,6 +45,8 @@ def verify(
         model: folder of the model; None takes the one that the dump names.
         trust_remote_code: run Python code that comes with the model.
         address: Ray cluster to spread the work over.
+        sample_fraction: share of the samples whose states are read.
+        seed: of their choice.
 
     Raises:
         CorruptDump: something is wrong; every bad sample was printed.
@@ -50,20 +60,17 @@ def verify(
         f"{account.committed} committed + {account.skipped} skipped + {account.failed} failed"
     )
     problems = list(found.problems)
-    samples = tokens = read = 0
-    items = work_items(store)
-    for shard in spread(run_item, items, address):
-        samples += shard.samples
-        tokens += shard.tokens
-        read += shard.bytes
-        problems += shard.problems
+    shards = _read(console, work_items(store, sample_fraction, seed), address)
+    problems += [problem for shard in shards for problem in shard.problems]
     layout = open_dump(url).layout
-    console.print(
-        f"bytes     {len(items)} shards, {samples} samples, {tokens:,} tokens x {layout.bytes_per_token:,} bytes = "
-        f"{size(found.states_bytes)}; {size(read)} read and compared with their xxh3"
+    samples, tokens, read = (sum(getattr(s, name) for s in shards) for name in ("samples", "tokens", "bytes"))
+    part = (
+        "" if sample_fraction == 1 else f" of {account.committed} (fraction {sample_fraction:g}, seed {seed})"
     )
-    if tokens != account.tokens:
-        problems.append(Problem(f"the shards hold {tokens} tokens, the account says {account.tokens}"))
+    console.print(
+        f"bytes     {len(shards)} shards, {samples} samples{part}, {tokens:,} tokens x {layout.bytes_per_token:,} "
+        f"bytes = {size(tokens * layout.bytes_per_token)}; {size(read)} read and compared with their xxh3"
+    )
     if reference and account.committed:
         problems += _reference(console, url, reference, model, trust_remote_code)
     _say_problems(console, problems)
@@ -72,7 +79,19 @@ def verify(
         raise CorruptDump(
             f"{url}: {len(problems)} problems, {len(bad)} samples affected; they are listed above"
         )
-    console.print("good      no problems")
+    console.print(
+        "good      no problems" + (f" in the samples that were read, {samples}{part}" if part else "")
+    )
+
+
+def _read(console: Console, items: Sequence[VerifyItem], address: str | None) -> list[ShardFindings]:
+    done_bytes = {item.shard: item.bytes for item in items}
+    findings = []
+    with ByteProgress(console, "reading", sum(done_bytes.values())) as progress:
+        for shard in spread(run_item, items, address):
+            findings.append(shard)
+            progress.add(done_bytes[shard.shard])
+    return sorted(findings, key=lambda shard: shard.shard)
 
 
 def _reference(

@@ -6,7 +6,7 @@ prints them decides how.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,14 +23,18 @@ from storage.manifest import (
     Manifest,
     ManifestObject,
     ManifestSample,
-    committed_shards,
     hidden_digest,
     read_manifest,
     tokens_digest,
 )
+from storage.verify_items import VerifyItem, work_items
+
+__all__ = ["Problem", "ShardFindings", "VerifyItem", "run_item", "work_items"]
 
 READ_BYTES = 2 << 20
 """Read, hashed and looked at in one go: small enough to stay in the cache meanwhile."""
+REMOTE_READ_BYTES = 32 << 20
+"""Read in one request from an object store."""
 INFINITY_BITS = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F80_0000}
 """Bits of +infinity: with the sign bit off, every non-finite value is at least this as an integer."""
 
@@ -53,25 +57,12 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class VerifyItem:
-    """One shard to check.
-
-    Attributes:
-        dump_url: the dump.
-        shard: number of a shard that has a manifest.
-    """
-
-    dump_url: str
-    shard: int
-
-
-@dataclass(frozen=True)
 class ShardFindings:
     """What the check of one shard found; no problems means all its bytes are good.
 
     Attributes:
         shard: its number.
-        samples: samples that were checked.
+        samples: samples whose states were read.
         tokens: their tokens.
         bytes: bytes of states that were read and hashed, padding included.
         problems: what is wrong; each affected sample has a problem of its own.
@@ -91,6 +82,7 @@ class _Check:
     store: Store
     layout: Layout
     manifest: Manifest
+    chosen: Sequence[ManifestSample]
     entries: Entries | None = None
     problems: list[Problem] = field(default_factory=list)
     read_bytes: int = 0
@@ -109,17 +101,6 @@ class _Check:
             self.say(what, sample)
 
 
-def work_items(store: Store) -> list[VerifyItem]:
-    """One item for each committed shard, in the order of their numbers.
-
-    Raises:
-        OutputError: there is no dump.
-        StorageError: it can't be read.
-    """
-    read_header(store)
-    return [VerifyItem(store.url, shard) for shard in committed_shards(store)]
-
-
 def run_item(item: VerifyItem) -> ShardFindings:
     """Checks one shard, reading it once in small pieces.
 
@@ -131,14 +112,15 @@ def run_item(item: VerifyItem) -> ShardFindings:
         manifest = read_manifest(store, item.shard)
     except (CorruptDump, FileNotFoundError) as exc:
         return ShardFindings(item.shard, 0, 0, 0, (Problem(str(exc), item.shard),))
-    check = _Check(store, read_header(store).layout, manifest)
+    samples = [s for s in manifest.samples if item.rows is None or s.row in item.rows]
+    check = _Check(store, read_header(store).layout, manifest, samples)
     if manifest.layout != check.layout:
         check.say_all(f"the manifest's layout {manifest.layout} isn't the dump's {check.layout}")
     else:
         _check_states(check)
         _check_columns(check)
-    tokens = sum(s.tokens for s in manifest.samples)
-    return ShardFindings(item.shard, len(manifest.samples), tokens, check.read_bytes, tuple(check.problems))
+    tokens = sum(s.tokens for s in samples)
+    return ShardFindings(item.shard, len(samples), tokens, check.read_bytes, tuple(check.problems))
 
 
 def _object(check: _Check, key: str, geometry_bytes: int) -> ManifestObject | None:
@@ -178,7 +160,7 @@ def _check_states(check: _Check) -> None:
             "the manifest's hash of the states doesn't follow from its samples: the manifest is damaged"
         )
     _check_index(check, key, index)
-    for sample in samples:
+    for sample in check.chosen:
         for k in range(layout.num_states):
             _check_state(check, key, sample, k)
 
@@ -227,7 +209,8 @@ def _pieces(check: _Check, key: str, sample: ManifestSample, k: int) -> Iterator
     slots = layout.slots(sample.tokens)
     offset = layout.run_offset(sample.offset, slots, k, 0)
     length = slots * layout.chunk_bytes
-    step = check.piece_rows * layout.row_bytes
+    look = check.piece_rows * layout.row_bytes
+    step = look if check.store.local_root else max(REMOTE_READ_BYTES // look, 1) * look
     buffer = np.empty(min(step, length), np.uint8)
     for start in range(0, length, step):
         piece = buffer[: min(step, length - start)]
@@ -238,7 +221,8 @@ def _pieces(check: _Check, key: str, sample: ManifestSample, k: int) -> Iterator
             chunks = check.entries[slot : slot + piece.size // layout.chunk_bytes, k]
             read_states(check.store, layout, check.manifest.shard, chunks, piece)
         check.read_bytes += piece.size
-        yield piece
+        for at in range(0, piece.size, look):
+            yield piece[at : at + look]
 
 
 def _check_state(check: _Check, key: str, sample: ManifestSample, k: int) -> None:
