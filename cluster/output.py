@@ -47,9 +47,10 @@ def check_nodes_see(store: Store, nodes: Sequence[Node]) -> None:
     """Shows that every node reads what this process wrote to the output, and this process what they write.
 
     Raises:
-        OutputError: names the nodes that see another place.
+        OutputError: names the nodes that see another place, or the storage can't keep two writers apart.
         StorageError: this process itself can't write there.
     """
+    store.require_put_if_absent()
     nonce = uuid.uuid4().hex
     asked = f"{_PROBE_FOLDER}/probe-{nonce}"
     store.put_if_absent(asked, nonce.encode())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -194,6 +195,29 @@ class Store:
         if self.local_root:
             with self._errors("removing", localdisk.TEMPORARIES):
                 localdisk.remove_sinks(self.local_root)
+        else:
+            self._remote().remove_sinks()
+
+    def require_put_if_absent(self) -> None:
+        """Shows that a second put-if-absent is refused: some servers that speak S3 ignore the condition.
+
+        Raises:
+            OutputError: it isn't, or this kind of storage has none.
+            StorageError: the storage failed.
+        """
+        key = f"{localdisk.TEMPORARIES}/probe-{uuid.uuid4().hex}"
+        self.put_if_absent(key, b"first")
+        try:
+            self.put_if_absent(key, b"second")
+        except AlreadyExists:
+            return
+        finally:
+            self.delete(key)
+        raise OutputError(
+            f"{self.url}: the server ignores the condition of a put-if-absent (If-None-Match), so a late writer "
+            "could overwrite a shard; use a server that keeps it (AWS S3, MinIO, Google Cloud Storage, Azure), or "
+            "a local path"
+        )
 
     def _require_conditional_put(self) -> None:
         if self.protocol not in CONDITIONAL_PUT:

@@ -80,6 +80,9 @@ class FsspecStore:
         """See `RemoteStore.object_sink`; the whole object is kept in memory."""
         return BufferSink(lambda data: self.put_if_absent(key, data))
 
+    def remove_sinks(self) -> None:
+        """See `RemoteStore.remove_sinks`; sinks leave nothing here."""
+
     @contextlib.contextmanager
     def _errors(self, doing: str, key: str) -> Iterator[None]:
         """Clients raise classes of their own, which nobody outside this file should know."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from storage.errors import AlreadyExists, OutputError, StorageDenied, StorageErr
 from storage.part_sink import PART_BYTES, PartSink
 from storage.remote_target import RETRY_TIMEOUT, Client, open_client, parse_target, redact
 from storage.sinks import ByteArray
+from storage.unfinished_uploads import abort_unfinished_uploads
 
 PARTS_IN_FLIGHT = 4
 READ_BYTES = 16 << 20
@@ -23,6 +25,8 @@ READERS = 8
 FILE_BUFFER_BYTES = 1 << 20
 MARK = "hsdumpmark"
 """Metadata field with a number that each put draws: it tells whose object is there after an answer was lost."""
+_REFUSED = re.compile(r"status code: 40[13]\b")
+"""Listing and multipart requests that are refused have no class of their own in obstore."""
 
 _runtime_pid: int | None = None
 
@@ -50,7 +54,8 @@ class RemoteStore:
                 f"{self._url}: this process was forked from one that had opened an object store, and its client "
                 'doesn\'t survive that; start workers with multiprocessing_context="spawn"'
             )
-        self._client: Client = open_client(parse_target(url), self._url)
+        self._target = parse_target(url)
+        self._client: Client = open_client(self._target, self._url)
         _runtime_pid = os.getpid()
 
     def where(self, key: str) -> str:
@@ -186,6 +191,11 @@ class RemoteStore:
             self.where(key), lambda: _Upload(self, key), lambda data: self.put_if_absent(key, data)
         )
 
+    def remove_sinks(self) -> None:
+        """Removes unfinished uploads from S3; Azure drops them after a week, and obstore can't list them."""
+        if self._target.provider == "s3":
+            abort_unfinished_uploads(self._target)
+
     @contextlib.contextmanager
     def _errors(self, doing: str, key: str, missing_is_bucket: bool = False) -> Iterator[None]:
         """Turns the client's errors into the project's. AlreadyExistsError passes.
@@ -209,13 +219,15 @@ class RemoteStore:
             failure = FileNotFoundError(f"{self.where(key)}: there is no such object")
             if missing_is_bucket:
                 failure = OutputError(f"{self._url}: there is no such bucket or container; make it first")
-        except (PermissionDeniedError, UnauthenticatedError) as exc:
-            who = "no credentials were found" if self._client.anonymous else "the credentials were refused"
-            failure = StorageDenied(
-                f"{doing} {self.where(key)}: {who} ({self._brief(exc)}); check them and their rights"
-            )
         except (BaseError, ValueError, OSError) as exc:
             failure = StorageError(f"{doing} {self.where(key)} failed: {self._brief(exc)}")
+            if isinstance(exc, PermissionDeniedError | UnauthenticatedError) or _REFUSED.search(str(exc)):
+                who = (
+                    "no credentials were found" if self._client.anonymous else "the credentials were refused"
+                )
+                failure = StorageDenied(
+                    f"{doing} {self.where(key)}: {who} ({self._brief(exc)}); check them and their rights"
+                )
         raise failure from None
 
     def _brief(self, exc: BaseException) -> str:

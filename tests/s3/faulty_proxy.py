@@ -42,6 +42,7 @@ class FaultyProxy:
     upstream: str
     faults: list[Fault] = field(default_factory=list)
     seen: list[tuple[str, str]] = field(default_factory=list)
+    dropped_headers: tuple[str, ...] = ("connection",)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __enter__(self) -> FaultyProxy:
@@ -97,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(fault.status, [("Content-Type", "application/xml")], fault.body)
             return
         upstream = http.client.HTTPConnection(urlsplit(self.owner.upstream).netloc)
-        headers = {k: v for k, v in self.headers.items() if k.lower() != "connection"}
+        headers = {k: v for k, v in self.headers.items() if k.lower() not in self.owner.dropped_headers}
         upstream.request(self.command, self.path, body, headers)
         response = upstream.getresponse()
         data = response.read()
@@ -128,4 +129,4 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Says nothing."""
 
-    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _forward  # noqa: N815
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _forward

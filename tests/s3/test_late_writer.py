@@ -152,3 +152,7 @@ def test_a_killed_writer_leaves_an_upload_that_nobody_sees(s3: Any, bucket: str)
     assert store.list("hidden/c/0/0") == []
     take_over(store)
     assert [m.shard for m in read_manifests(store)] == [1]
+    foreign = s3.create_multipart_upload(Bucket=bucket, Key="dump-of-somebody-else/o")["UploadId"]
+    store.remove_sinks()
+    assert [u["UploadId"] for u in s3.list_multipart_uploads(Bucket=bucket)["Uploads"]] == [foreign]
+    assert [run_item(item).problems for item in work_items(store)] == [()]

@@ -13,7 +13,7 @@ from made_dumps import IDENTITY, LAYOUT, make_dump
 from storage import remote_target
 from storage.claims import claim_next
 from storage.dump import create_dump
-from storage.errors import AlreadyExists, StorageError
+from storage.errors import AlreadyExists, OutputError, StorageError
 from storage.files import Store
 from storage.verify import run_item, work_items
 
@@ -139,3 +139,12 @@ def test_racing_creators_make_one_dump(proxy: FaultyProxy, bucket: str) -> None:
     create_dump(store, IDENTITY, LAYOUT, {})
     with pytest.raises(AlreadyExists):
         create_dump(store, IDENTITY, LAYOUT, {})
+
+
+def test_a_server_that_ignores_the_condition_of_a_put_is_refused(proxy: FaultyProxy, bucket: str) -> None:
+    store = Store(f"s3://{bucket}/dump")
+    store.require_put_if_absent()
+    proxy.dropped_headers = ("connection", "if-none-match")
+    with pytest.raises(OutputError, match="ignores the condition of a put-if-absent"):
+        store.require_put_if_absent()
+    assert store.list(".tmp") == []
