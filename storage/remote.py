@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, cast
 
 from storage.errors import AlreadyExists, OutputError, StorageDenied, StorageError
 from storage.part_sink import PART_BYTES, PartSink
+from storage.range_file import RangeFile
 from storage.remote_target import RETRY_TIMEOUT, Client, open_client, parse_target, redact
 from storage.sinks import ByteArray
 from storage.unfinished_uploads import abort_unfinished_uploads
@@ -183,7 +184,11 @@ class RemoteStore:
         size = self.size(key)
         if size is None:
             raise FileNotFoundError(self.where(key))
-        return cast(BinaryIO, io.BufferedReader(_RangeFile(self, key, size), FILE_BUFFER_BYTES))
+
+        def read(offset: int, buffer: memoryview) -> int:
+            return self.read_range_into(key, offset, buffer)
+
+        return cast(BinaryIO, io.BufferedReader(RangeFile(read, size), FILE_BUFFER_BYTES))
 
     def object_sink(self, key: str) -> PartSink:
         """A new object to be written in pieces."""
@@ -290,31 +295,3 @@ class _Upload:
         abandoned = StorageError("the object was given up")
         with contextlib.suppress(Exception):
             self._writer.__exit__(StorageError, abandoned, None)
-
-
-class _RangeFile(io.RawIOBase):
-    """An object of known size as a raw, seekable file."""
-
-    def __init__(self, store: RemoteStore, key: str, size: int) -> None:
-        self._store, self._key, self._size = store, key, size
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = start + offset
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")[: max(0, self._size - self._at)]
-        got = self._store.read_range_into(self._key, self._at, view)
-        self._at += got
-        return got
