@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -52,11 +53,13 @@ class Carrier:
         batch = Batch(dispatch.batch_id, dispatch.samples, segments)
         record_ref = engine.handle.capture.remote(batch)
         refs = deque(engine.handle.segment.remote(batch.batch_id, i) for i in range(len(segments)))
+        puts = asyncio.create_task(self._put_all(writer, batch, refs))
         record, failure = await self._record(engine, batch, record_ref)
-        if failure is None:
-            failure = await self._put_all(writer, batch, refs)
-        for ref in refs:
-            ray.cancel(ref)  # of a capture that failed they might never come
+        if failure is not None:
+            _cancel(refs)  # they might never come, and a put would wait for them
+        put_failure = await puts
+        failure = failure or put_failure
+        _cancel(refs)
         refs.clear()
         if failure is None:
             self._ledger.moved(batch.batch_id)
@@ -93,14 +96,14 @@ class Carrier:
         return record, None
 
     async def _put_all(self, writer: Member, batch: Batch, refs: deque[Any]) -> Failure | None:
-        """Hands the segments to the writer one after the other; returns why it couldn't.
+        """Hands each segment to the writer as soon as it is there; returns why it couldn't.
 
-        A sample's segments must come in order. And a call whose argument isn't there yet would hold up every
-        later one to the same writer, so this begins when the engine has said that all of them are ready.
+        A sample's segments must come in order, so a put begins when the one before has ended. Those that are
+        through are gone from ``refs``: nothing holds their bytes any more.
         """
         for index in range(len(batch.segments)):
             try:
-                await writer.handle.put.remote(batch, index, refs.popleft())
+                await writer.handle.put.remote(batch, index, refs[0])
             except RayError as error:
                 failure = classify_put(error)
                 if failure.fault is Fault.MEMBER:
@@ -108,6 +111,7 @@ class Carrier:
                 elif failure.fault is Fault.FULL:
                     await self._crew.writer_full(writer, failure)
                 return failure
+            refs.popleft()
         return None
 
     def _answer(self, engine: Member, batch: Batch, failure: Failure) -> None:
@@ -134,6 +138,11 @@ class Carrier:
             return None
         self._absorb(ack)
         return ack
+
+
+def _cancel(refs: deque[Any]) -> None:
+    for ref in refs:
+        ray.cancel(ref)
 
 
 def _all_failed(batch: Batch, failure: SampleFailure) -> BatchRecord:

@@ -86,8 +86,10 @@ class EngineActor:
         Returns:
             Flat array of the layout's storage dtype, [sum of K x rows x H]; empty when all its samples failed.
         """
-        job = await self._job(batch_id)
+        # Shielded: who gives up one segment doesn't give up the others.
+        job = await asyncio.shield(self._job(batch_id))
         array = await asyncio.wrap_future(job.segment(index))
+        job.forget(index)
         left = self._unread.setdefault(batch_id, job.num_segments) - 1
         self._unread[batch_id] = left
         if left == 0:

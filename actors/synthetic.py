@@ -88,6 +88,14 @@ class SyntheticFaults:
     hang_on_rows: tuple[int, ...] = ()
 
 
+class _Prefill:
+    """A batch and which of its samples are through."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.done = [asyncio.Event() for _ in batch.samples]
+
+
 class SyntheticEngine:
     """Asynchronous actor with the calls of an engine.
 
@@ -106,7 +114,7 @@ class SyntheticEngine:
         except TypeError as error:
             raise ConfigError(f"engine.args of a synthetic engine: {error}") from None
         self._prompts = PromptTable(Store(spec.prompts_url))
-        self._batches: dict[str, asyncio.Future[Batch]] = {}
+        self._batches: dict[str, asyncio.Future[_Prefill]] = {}
         self._read: Counter[str] = Counter()
         self._one_by_one = asyncio.Lock()
         self._samples = 0
@@ -131,20 +139,29 @@ class SyntheticEngine:
     async def capture(self, batch: Batch) -> BatchRecord:
         """Takes its time over a batch and answers for each sample."""
         began_s = time.perf_counter()
+        prefill = _Prefill(batch)
+        self._batch(batch.batch_id).set_result(prefill)
         async with self._one_by_one:
-            outcomes = [await self._prefill(sample) for sample in batch.samples]
-        self._batch(batch.batch_id).set_result(batch)
+            outcomes = []
+            for sample, done in zip(batch.samples, prefill.done, strict=True):
+                outcomes.append(await self._prefill(sample))
+                done.set()
         prefill_s = time.perf_counter() - began_s
         return BatchRecord(batch.batch_id, self._spec.name, tuple(outcomes), prefill_s, 0.0)
 
     async def segment(self, batch_id: str, index: int) -> NDArray[Any]:
-        """One segment of a batch once that is captured: flat [sum of K x rows x H], storage dtype."""
-        batch = await self._batch(batch_id)
+        """One segment of a batch once its samples are captured: flat [sum of K x rows x H], storage dtype."""
+        # Shielded: who gives up one segment doesn't give up the others.
+        prefill = await asyncio.shield(self._batch(batch_id))
+        batch = prefill.batch
         pieces = batch.segments[index]
+        for piece in pieces:
+            await prefill.done[piece.sample].wait()
         flat = [self._rows(batch.samples[p.sample].row, p.token_start, p.rows).ravel() for p in pieces]
         self._read[batch_id] += 1
         if self._read[batch_id] == len(batch.segments):
-            del self._read[batch_id], self._batches[batch_id]
+            del self._read[batch_id]
+            self._batches.pop(batch_id, None)
         return flat[0] if len(flat) == 1 else np.concatenate(flat)
 
     async def ping(self) -> int:
@@ -161,7 +178,7 @@ class SyntheticEngine:
     async def shutdown(self) -> None:
         """There are no processes to end."""
 
-    def _batch(self, batch_id: str) -> asyncio.Future[Batch]:
+    def _batch(self, batch_id: str) -> asyncio.Future[_Prefill]:
         if batch_id not in self._batches:
             self._batches[batch_id] = asyncio.get_running_loop().create_future()
         return self._batches[batch_id]

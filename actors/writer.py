@@ -44,7 +44,7 @@ class WriterActor:
         self._layout = read_header(store).layout
         self._prompts = PromptTable(store)
         self._shards = ShardWriter(store, self._layout, spec.run_id, spec.name, spec.shard_bytes)
-        self._placed: dict[str, set[int]] = {}
+        self._placed: dict[str, dict[int, int]] = {}  # batch -> row -> tokens that were put
         self._calls = 0
 
     def __repr__(self) -> str:
@@ -78,19 +78,21 @@ class WriterActor:
         self._calls += 1
         if segment.size == 0:
             return
-        placed = self._placed.setdefault(batch.batch_id, set())
+        placed = self._placed.setdefault(batch.batch_id, {})
         for piece, states in self._pieces(batch, index, segment):
-            sample = batch.samples[piece.sample]
-            if sample.row not in placed:
-                self._place(sample.row)
-                placed.add(sample.row)
-            self._shards.write(sample.row, piece.token_start, states)
+            row = batch.samples[piece.sample].row
+            if piece.token_start != placed.get(row, 0):
+                continue  # an earlier segment was empty: this sample failed, another one here didn't
+            if row not in placed:
+                self._place(row)
+            self._shards.write(row, piece.token_start, states)
+            placed[row] = piece.token_start + piece.rows
 
     @ray.method(concurrency_group="io")
     def finish(self, batch: Batch, record: BatchRecord) -> WriteAck:
         """Keeps the batch's good samples and gives up the failed ones; all its segments were put before."""
         self._calls += 1
-        placed = self._placed.pop(batch.batch_id, set())
+        placed = self._placed.pop(batch.batch_id, {})
         written, failed = [], []
         for outcome in record.outcomes:
             if outcome.row not in placed:

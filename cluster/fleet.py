@@ -100,6 +100,8 @@ class Fleet:
                 num_cpus=0,
                 max_restarts=0,
                 max_task_retries=0,
+                # Or a put whose segment is still being computed would hold up every later call.
+                allow_out_of_order_execution=True,
                 runtime_env=_NO_GPU,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
             )

@@ -48,9 +48,14 @@ class CaptureJob:
         """Done when every row of a segment is there or given up.
 
         Returns:
-            Flat array of the layout's storage dtype; empty when all of the segment's samples failed.
+            Flat array of the layout's storage dtype; empty when all of the segment's samples failed. Nobody
+            else holds it once `forget` was called.
         """
         return self._segments[index]
+
+    def forget(self, index: int) -> None:
+        """Lets go of a segment that was read, so that a long sample isn't held whole until its end."""
+        self._segments[index] = Future()
 
     def record(self) -> Future[BatchRecord]:
         """Done when every segment is."""
@@ -122,4 +127,4 @@ class CaptureJob:
     def _deliver(self, segments: Sequence[int]) -> None:
         for s in segments:
             with contextlib.suppress(InvalidStateError):
-                self._segments[s].set_result(self.join.segment(s))
+                self._segments[s].set_result(self.join.take(s))

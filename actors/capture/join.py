@@ -133,11 +133,13 @@ class BatchJoin:
         """Whether no segment waits for rows."""
         return not any(self._missing)
 
-    def segment(self, index: int) -> Array:
-        """A segment's flat array; empty where every sample in it was given up."""
+    def take(self, index: int) -> Array:
+        """Hands out a complete segment's flat array, once; empty where every sample in it was given up."""
+        nothing = np.zeros(0, dtype=self._layout.storage_dtype)
+        array, self._segments[index] = self._segments[index], nothing
         if all(self.failed(piece.sample) for piece in self._batch.segments[index]):
-            return np.zeros(0, dtype=self._layout.storage_dtype)
-        return self._segments[index]
+            return nothing
+        return array
 
     def outcomes(self) -> tuple[SampleOutcome, ...]:
         """What became of each sample, in the batch's order."""

@@ -122,7 +122,7 @@ def test_drained_engine_gets_no_more_and_can_be_killed_without_a_loss(tmp_path: 
 
 
 def test_stopped_run_seals_what_it_has_and_a_second_run_finishes_it(tmp_path: Path) -> None:
-    slow = {"tokens_per_s": 8000.0}
+    slow = {"tokens_per_s": 2000.0}  # rows have to be left when the first are written
     driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[slow, slow])
     driver.begin()
     driver.wait_until(lambda s: s.counts.written > 5)

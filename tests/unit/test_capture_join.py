@@ -57,7 +57,7 @@ def test_any_chunking_in_any_order_gives_every_segment_once_and_right(data):
     done = []
     for i, lo, hi in data.draw(st.permutations(chunks)):
         for s in put(join, states, ids, i, lo, hi, packed=data.draw(st.booleans())):
-            assert np.array_equal(join.segment(s), expected_segment(batch, states, s))
+            assert np.array_equal(join.take(s), expected_segment(batch, states, s))
             done.append(s)
     assert sorted(done) == list(range(len(batch.segments)))
     assert join.complete
@@ -71,7 +71,7 @@ def test_a_repeated_chunk_replaces_what_came_first():
     put(join, [np.full_like(states[0], ONE)], ids, 0, 0, 5)
     put(join, states, ids, 0, 0, 5)
     assert put(join, states, ids, 0, 5, 8) == [0]
-    assert np.array_equal(join.segment(0), states[0].ravel())
+    assert np.array_equal(join.take(0), states[0].ravel())
 
 
 def test_a_chunk_that_comes_after_its_segment_was_handed_out_changes_nothing():
@@ -79,7 +79,7 @@ def test_a_chunk_that_comes_after_its_segment_was_handed_out_changes_nothing():
     states, ids = truth([8])
     join = BatchJoin(batch, LAYOUT, ids)
     put(join, states, ids, 0, 0, 8)
-    handed_out = join.segment(0)
+    handed_out = join.take(0)
     assert put(join, [np.full_like(states[0], ONE)], ids, 0, 0, 8) == []
     assert np.array_equal(handed_out, states[0].ravel())
 
@@ -95,7 +95,7 @@ def test_other_token_ids_than_were_sent_fail_the_sample_and_complete_the_segment
     assert first.failure is not None
     assert first.failure.kind == "row_mismatch"
     assert second.failure is None
-    assert np.array_equal(join.segment(0)[-48:], states[1].ravel())
+    assert np.array_equal(join.take(0)[-48:], states[1].ravel())
 
 
 def test_rows_past_the_end_of_a_sample_fail_it():
@@ -111,7 +111,7 @@ def test_a_segment_whose_samples_all_failed_is_empty():
     _, ids = truth([40, 4])
     join = BatchJoin(batch, LAYOUT, ids)
     done = join.fail(0, "engine", "refused")
-    assert join.segment(done[0]).size == 0
+    assert join.take(done[0]).size == 0
     assert not join.complete
     assert join.missing_rows(1) == 4
 
