@@ -168,7 +168,8 @@ class Driver:
             self._coordinator.add_writer.remote(member.info, member.handle)
 
     def _keep_report(self, info: EngineInfo) -> None:
-        for line in report_lines(info.capture_report):
+        made_up = ["its states are made up: there is no model, and nothing to prove"]
+        for line in report_lines(info.capture_report) if info.capture_report else made_up:
             say(f"{info.name}: {line}")
         self._reports[info.name] = dict(info.capture_report)
         self._store.replace(REPORT_KEY, json.dumps(self._reports, indent=1).encode())
