@@ -14,6 +14,8 @@ import ray
 from storage.errors import ResourceError
 
 _SHM_MIN_BYTES = 512 << 20
+_DASHBOARD = Path(ray.__file__).parent / "dashboard/client/build"
+"""The dashboard's pages; an installation may come without them, and then Ray doesn't start with the dashboard."""
 
 
 @dataclass(frozen=True)
@@ -45,24 +47,25 @@ def connect(address: str | None, object_store_bytes: int | None) -> Iterator[Ses
     where = address or os.environ.get("RAY_ADDRESS")
     # That token authentication is on is in docs/security.md; a warning at every start is noise.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    if not where:
+        _require_shared_memory(object_store_bytes)
     try:
         if where:
             context = ray.init(address=where, log_to_driver=False, logging_level=logging.WARNING)
         else:
-            _require_shared_memory(object_store_bytes)
             context = ray.init(
                 address="local",
                 object_store_memory=object_store_bytes,
                 dashboard_host="127.0.0.1",
-                include_dashboard=True,
+                include_dashboard=_DASHBOARD.exists(),
                 log_to_driver=False,
                 logging_level=logging.WARNING,
             )
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except Exception as error:  # Ray raises bare Exceptions when its processes don't come up
         what = f"no Ray cluster answers at {where}" if where else "a local Ray cluster doesn't start"
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        said = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         raise ResourceError(
-            f"{what}: {first}. Start one with `ray start --head`, or leave --address out"
+            f"{what}: {said[-1].strip()}. Start one with `ray start --head`, or leave --address out"
         ) from error
     try:
         url = context.dashboard_url
