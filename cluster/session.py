@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import ray
 
-from storage.errors import ResourceError
+from storage.errors import ConfigError, ResourceError
 
 _SHM_MIN_BYTES = 512 << 20
+_REACH_S = 10.0
 _DASHBOARD = Path(ray.__file__).parent / "dashboard/client/build"
 """The dashboard's pages; an installation may come without them, and then Ray doesn't start with the dashboard."""
 
@@ -42,12 +44,15 @@ def connect(address: str | None, object_store_bytes: int | None) -> Iterator[Ses
         object_store_bytes: object store of a local one; None is Ray's default.
 
     Raises:
+        ConfigError: the address is of a Ray client server.
         ResourceError: no cluster at the address, or a local one doesn't start.
     """
     where = address or os.environ.get("RAY_ADDRESS")
     # That token authentication is on is in docs/security.md; a warning at every start is noise.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-    if not where:
+    if where:
+        _require_reachable(where)
+    else:
         _require_shared_memory(object_store_bytes)
     try:
         if where:
@@ -77,6 +82,25 @@ def connect(address: str | None, object_store_bytes: int | None) -> Iterator[Ses
         )
     finally:
         ray.shutdown()
+
+
+def _require_reachable(address: str) -> None:
+    """Ray itself would try for minutes, and end the process."""
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"--address {address}: a run can't be driven through Ray Client; submit it to the cluster with "
+            "`ray job submit -- python -m cluster collect RUN.yaml`"
+        )
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return  # `auto`, which Ray looks up itself
+    try:
+        socket.create_connection((host, int(port)), timeout=_REACH_S).close()
+    except OSError as error:
+        raise ResourceError(
+            f"no Ray cluster answers at {address}: {error}. Check the address (the head's GCS port, 6379 unless "
+            "changed), or leave --address and RAY_ADDRESS out to start a local cluster"
+        ) from error
 
 
 def _require_shared_memory(object_store_bytes: int | None) -> None:
