@@ -205,8 +205,8 @@ class OpenShard:
         end = self.body_bytes if self._encoder is None else self._encoded_bytes
         size = end + len(footer)
         self._sink.write_at(end, np.frombuffer(footer, np.uint8))
+        columns = self._put_token_columns(store)  # the sink goes on writing meanwhile
         self._sink.commit(size)
-        columns = self._put_token_columns(store)
         samples = tuple(_manifest_sample(sample) for sample in self.samples.values())
         states = ManifestObject(hidden_key(self.shard), size, hidden_digest(samples, footer))
         manifest = Manifest(self.shard, run_id, writer, self._layout, samples, (states, *columns))

@@ -1,8 +1,8 @@
 """Writing shards: bytes go straight to their final place in a zarr v3 shard object.
 
 A writer keeps one shard open for new samples and any number of fuller ones until their last unfinished sample
-is in. Sealing writes the index, makes the states' object appear, then the token columns, then the manifest; a
-sample counts from that moment.
+is in. Sealing puts the token columns, makes the states' object appear, and puts the manifest; a sample counts from
+that moment.
 """
 
 from __future__ import annotations

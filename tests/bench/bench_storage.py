@@ -84,6 +84,7 @@ def measure(write: Writer, folder: Path, layout: Layout, samples: Sequence[State
     """MB/s and CPU seconds per GB of one durable write."""
     folder.mkdir()
     gc.collect()
+    os.sync()  # what the one before has left to be written or discarded isn't this one's
     before, start_s = _cpu_s(), time.perf_counter()
     write(folder, layout, samples)
     wall_s, cpu_s = time.perf_counter() - start_s, _cpu_s() - before
