@@ -183,6 +183,38 @@ def test_whole_blocks_are_written_past_the_page_cache(
     assert sorted(written) == [(False, 100), (True, 8192), (True, sinks.BUFFER_BYTES)]
 
 
+def test_buffered_writes_leave_a_few_buffers_of_dirty_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, dirty, most = threading.Lock(), 0, 0
+
+    def count(length: int) -> None:
+        nonlocal dirty, most
+        with lock:
+            dirty += length
+            most = max(most, dirty)
+
+    monkeypatch.setattr(sinks, "_open_direct", lambda path: None)
+    monkeypatch.setattr(sinks, "start_writeback", lambda fd, offset, length: count(length))
+    monkeypatch.setattr(sinks, "finish_writeback", lambda fd, offset, length: count(-length))
+    data = np.arange(20 * sinks.BUFFER_BYTES, dtype=np.uint8)
+    sink = Store(str(tmp_path)).object_sink("o")
+    sink.write_at(0, data)
+    sink.commit(data.size)
+    assert 0 < most <= 2 * sinks.DEPTH * sinks.BUFFER_BYTES
+    assert (tmp_path / "o").read_bytes() == data.tobytes()
+
+
+def test_space_that_was_allocated_ahead_is_given_back(tmp_path: Path) -> None:
+    sink = Store(str(tmp_path)).object_sink("o")
+    data = np.ones(2 * sinks.BUFFER_BYTES + 100, np.uint8)
+    sink.write_at(0, data)
+    sink.commit(data.size)
+    stat = (tmp_path / "o").stat()
+    assert stat.st_size == data.size
+    assert stat.st_blocks * 512 < data.size + (1 << 20)
+
+
 def test_a_full_disk_is_named_with_its_free_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, data: memoryview, offset: int) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -287,7 +287,7 @@ def test_the_manifest_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         put(self, key, data)
 
     monkeypatch.setattr(Store, "put_if_absent", fail)
-    with pytest.raises(OSError, match="no manifest/0.json"):
+    with pytest.raises(OSError, match=r"no manifest/0\.json"):
         writer.seal_all()
     assert all(store.exists(key) for key in (hidden_key(0), "tokens/token_ids/c/0", "tokens/loss_mask/c/0"))
     assert read_manifests(store) == []
