@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 MODEL   = .models/SmolLM2-135M-Instruct
 PYTEST  = $(BIN)/python -m pytest
 
-.PHONY: install demo test test-fast lint bench bench-storage clean
+.PHONY: install demo test test-fast lint bench bench-storage bench-read clean
 
 install: $(VENV)/.installed
 
@@ -43,6 +43,9 @@ bench: install
 # On the disk that holds this checkout, or on that of DIR: make bench-storage DIR=/data/scratch
 bench-storage: install
 	$(BIN)/python tests/bench/bench_storage.py $(if $(DIR),--dir $(DIR))
+
+bench-read: install
+	$(BIN)/python tests/bench/bench_read.py $(if $(DIR),--dir $(DIR))
 
 clean:
 	rm -rf $(VENV) .models dump-demo build dist *.egg-info

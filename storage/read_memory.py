@@ -10,16 +10,16 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from collections import deque
 
 import numpy as np
 import numpy.typing as npt
 
 SMALL_BYTES = 1 << 20
 """Below this the C library's own heap does the same."""
-KEEP_BYTES = 256 << 20
+KEEP_BYTES = 512 << 20
 """Idle memory that a process keeps."""
-_ROUND_BYTES = 2 << 20
+WASTE = 4
+"""A piece isn't used for less than this part of it."""
 
 
 class ReadMemory:
@@ -31,13 +31,13 @@ class ReadMemory:
 
     def __init__(self, keep_bytes: int = KEEP_BYTES) -> None:
         self._keep_bytes = keep_bytes
-        self._idle: deque[mmap.mmap] = deque()
+        self._idle: list[mmap.mmap] = []
         self._pid = os.getpid()
 
     @property
     def idle_bytes(self) -> int:
         """Bytes that are kept for the next read."""
-        return sum(len(memory) for memory in self._idle)
+        return sum(len(memory) for memory in list(self._idle))
 
     def take(self, length: int) -> npt.NDArray[np.uint8]:
         """An array of ``length`` bytes with any contents, aligned to pages when it is large."""
@@ -45,34 +45,35 @@ class ReadMemory:
             return np.empty(length, np.uint8)
         memory = self._fitting(length)
         if memory is None:
+            # Powers of two fit more lengths later; pages that nothing is read into are never backed by memory.
             # Private: after a fork, shared pages would be written by both processes.
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            memory = mmap.mmap(-1, -(-length // _ROUND_BYTES) * _ROUND_BYTES, flags)
+            memory = mmap.mmap(-1, 1 << (length - 1).bit_length(), flags)
         array = np.frombuffer(memory, np.uint8, length)
         # Views, and tensors made of them, refer to this array; it goes when the last of them does.
         weakref.finalize(array, self._give_back, memory).atexit = False
         return array
 
     def _fitting(self, length: int) -> mmap.mmap | None:
-        """An idle piece that holds ``length``, but isn't wasted on it; the oldest one first."""
+        """The smallest idle piece that holds ``length``, unless that would waste most of it."""
         if self._pid != os.getpid():
-            self._pid, self._idle = os.getpid(), deque()
-        for _ in range(len(self._idle)):
-            try:
-                memory = self._idle.popleft()
-            except IndexError:  # another thread took it
-                return None
-            if length <= len(memory) <= 4 * length:
+            self._pid, self._idle = os.getpid(), []
+        # Other threads take and give back meanwhile; each step on the list is atomic by itself.
+        for memory in sorted(list(self._idle), key=len):
+            if length <= len(memory) <= WASTE * length:
+                try:
+                    self._idle.remove(memory)
+                except ValueError:  # another thread was faster
+                    continue
                 return memory
-            self._idle.append(memory)
         return None
 
     def _give_back(self, memory: mmap.mmap) -> None:
         # Runs wherever the last reference goes, even in the middle of the collector: no locks, and only
-        # operations of the deque that are atomic.
+        # operations of the list that are atomic.
         self._idle.append(memory)
         while self.idle_bytes > self._keep_bytes:
             try:
-                self._idle.popleft()
+                self._idle.pop(0)
             except IndexError:
                 return

@@ -99,7 +99,7 @@ class DumpStream(IterableDataset[dict[str, Any]]):
         world_size: int | None = None,
         ends: Literal["keep", "drop"] = "keep",
         pack_tokens: int | None = None,
-        prefetch_bytes: int = 1 << 30,
+        prefetch_bytes: int = 256 << 20,
         threads: int = 4,
         check: bool = True,
     ) -> None:

@@ -59,10 +59,10 @@ def test_what_somebody_still_looks_at_is_never_given_out_again(kind: str) -> Non
 
 
 def test_idle_memory_is_bounded_and_small_reads_take_none() -> None:
-    memory = ReadMemory(keep_bytes=2 * LARGE)
+    memory = ReadMemory(keep_bytes=3 * LARGE)
     arrays = [memory.take(LARGE) for _ in range(6)]
     del arrays
-    assert 0 < memory.idle_bytes <= 2 * LARGE
+    assert 0 < memory.idle_bytes <= 3 * LARGE
     few = ReadMemory()
     few.take(10)
     assert few.idle_bytes == 0
@@ -70,9 +70,9 @@ def test_idle_memory_is_bounded_and_small_reads_take_none() -> None:
 
 def test_a_large_piece_is_not_wasted_on_a_short_read() -> None:
     memory = ReadMemory()
-    memory.take(40 * SMALL_BYTES)
+    memory.take(64 * SMALL_BYTES)
     short = memory.take(SMALL_BYTES)
-    assert memory.idle_bytes == 40 * SMALL_BYTES
+    assert memory.idle_bytes == 64 * SMALL_BYTES
     assert short.size == SMALL_BYTES
 
 

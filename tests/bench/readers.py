@@ -1,0 +1,160 @@
+"""The readers that `bench_read` puts beside each other. Each reads samples whole, in the order that it is given."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import tensorstore
+import torch
+import zarr
+
+import storage
+from storage.layout import hidden_key
+
+PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The same samples in every format.
+
+    Attributes:
+        dump: folder of the dump; raw, zarr-python and tensorstore read it too.
+        safetensors: folder of one .safetensors file a sample.
+        torch_save: folder of one .pt file a sample.
+        samples: where each sample is in the dump, in the order of their rows.
+    """
+
+    dump: Path
+    safetensors: Path
+    torch_save: Path
+    samples: Sequence[storage.Sample]
+
+    def bytes_of(self, order: Sequence[int]) -> int:
+        """Bytes of states, padding apart."""
+        return sum(self.samples[i].tokens for i in order) * self.samples[0].header.layout.bytes_per_token
+
+
+Reader = Callable[[Corpus, Sequence[int]], None]
+
+
+def touch(array: np.ndarray[Any, Any]) -> None:
+    """Looks at each page: a reader that only mapped a file has to read it now."""
+    array.reshape(-1).view(np.uint8)[::PAGE_BYTES].max(initial=0)
+
+
+def touch_tensor(tensor: torch.Tensor) -> None:
+    """As `touch` for states [T, K, H], each of which is contiguous."""
+    for state in tensor.transpose(0, 1).view(torch.int16).numpy():
+        touch(state)
+
+
+def raw(corpus: Corpus, order: Sequence[int]) -> None:
+    """One pread a sample into one buffer: what the file system does."""
+    _preads(corpus, order, 0)
+
+
+def raw_direct(corpus: Corpus, order: Sequence[int]) -> None:
+    """The same past the page cache."""
+    _preads(corpus, order, os.O_DIRECT)
+
+
+def _preads(corpus: Corpus, order: Sequence[int], flags: int) -> None:
+    layout = corpus.samples[0].header.layout
+    longest = max(layout.sample_bytes(s.tokens) for s in corpus.samples)
+    buffer = memoryview(mmap.mmap(-1, longest, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    fds = {
+        n: os.open(corpus.dump / hidden_key(n), os.O_RDONLY | flags)
+        for n in {s.shard for s in corpus.samples}
+    }
+    for sample in (corpus.samples[i] for i in order):
+        view, done = buffer[: layout.sample_bytes(sample.tokens)], 0
+        while done < len(view):
+            done += os.preadv(fds[sample.shard], [view[done:]], sample.offset + done)
+        touch(np.frombuffer(view, np.uint8))
+    for fd in fds.values():
+        os.close(fd)
+
+
+def stream(corpus: Corpus, order: Sequence[int]) -> None:
+    """`DumpStream`, which reads ahead in threads; it has orders of its own."""
+    _stream(corpus, order, check=True)
+
+
+def stream_unchecked(corpus: Corpus, order: Sequence[int]) -> None:
+    """The same without holding the bytes against their hashes."""
+    _stream(corpus, order, check=False)
+
+
+def _stream(corpus: Corpus, order: Sequence[int], check: bool) -> None:
+    shuffle = list(order) != sorted(order)
+    for item in storage.DumpStream(str(corpus.dump), shuffle=shuffle, check=check):
+        touch_tensor(item["hidden_states"])
+
+
+def dataset(corpus: Corpus, order: Sequence[int]) -> None:
+    """`DumpDataset`, one sample after the other in this thread."""
+    items = storage.DumpDataset(str(corpus.dump))
+    for i in order:
+        touch_tensor(items[i]["hidden_states"])
+
+
+def zarr_python(corpus: Corpus, order: Sequence[int]) -> None:
+    """The dump's array through zarr-python, a slice a sample."""
+    array = zarr.open_array(str(corpus.dump / "hidden"), mode="r")
+    for start, tokens in _slices(corpus, order):
+        touch(array[start : start + tokens])
+
+
+def tensorstore_zarr(corpus: Corpus, order: Sequence[int]) -> None:
+    """The dump's array through tensorstore, a slice a sample."""
+    store = {"driver": "file", "path": f"{corpus.dump}/hidden/"}
+    array = tensorstore.open({"driver": "zarr3", "kvstore": store}, open=True).result()
+    for start, tokens in _slices(corpus, order):
+        touch(array[start : start + tokens].read(order="C").result())
+
+
+def safetensors_files(corpus: Corpus, order: Sequence[int]) -> None:
+    """One file a sample."""
+    for i in order:
+        loaded = safetensors.torch.load_file(corpus.safetensors / f"{i}.safetensors")["hidden_states"]
+        touch(loaded.view(torch.int16).numpy())
+
+
+def torch_files(corpus: Corpus, order: Sequence[int]) -> None:
+    """One file a sample."""
+    for i in order:
+        touch(torch.load(corpus.torch_save / f"{i}.pt")["hidden_states"].view(torch.int16).numpy())
+
+
+def _slices(corpus: Corpus, order: Sequence[int]) -> Iterator[tuple[int, int]]:
+    layout = corpus.samples[0].header.layout
+    for i in order:
+        sample = corpus.samples[i]
+        yield layout.array_start(sample.shard, sample.first_slot), sample.tokens
+
+
+SEQUENTIAL: dict[str, Reader] = {
+    "raw": raw,
+    "raw-direct": raw_direct,
+    "hsdump": stream,
+    "hsdump-unchecked": stream_unchecked,
+    "hsdump-dataset": dataset,
+    "zarr-python": zarr_python,
+    "tensorstore": tensorstore_zarr,
+    "safetensors": safetensors_files,
+    "torch-load": torch_files,
+}
+RANDOM: dict[str, Reader] = {
+    **SEQUENTIAL,
+    "hsdump": dataset,
+    "hsdump-stream": stream,
+}
+del RANDOM["hsdump-dataset"], RANDOM["hsdump-unchecked"]
