@@ -95,7 +95,7 @@ def _open_dump(store: Store, run: Run) -> tuple[DumpHeader, PreparedSummary]:
         header = read_header(store)
         check_identity(store, header, run.identity(prompts_identity(run.prompts)))
         return header, prepared
-    say(f"preparing {run.prompts.url} into {store.url}")
+    say(f"preparing {run.prompts.shown_url} into {store.url}")
     prepared = prepare(store, run.prompts)
     say_prepared(prepared)
     layout = run.layout(prepared.longest_tokens)
@@ -183,9 +183,11 @@ def _coordinator(store: Store, run: Run, layout: Layout, nodes: Sequence[Node]) 
 
 def _record(store: Store, run: Run, log_dir: Path, started: float, summary: RunSummary) -> None:
     """``run.json``: the last invocation, for people; nothing reads it back."""
+    config = run.config.model_dump(mode="json")
+    config["prompts"]["url"] = run.prompts.shown_url
     record = {
         "run_id": run.run_id,
-        "config": run.config.model_dump(mode="json"),
+        "config": config,
         "started_unix_s": round(started, 1),
         "seconds": round(time.time() - started, 1),
         "counts": asdict(summary.counts),

@@ -19,6 +19,7 @@ from storage.errors import AlreadyExists, CorruptDump, OutputError, StorageError
 from storage.localdisk import storage_error
 from storage.remote_target import PROTOCOLS
 from storage.sinks import LocalSink, ObjectSink
+from storage.urls import refuse_credentials
 
 if TYPE_CHECKING:
     from storage.fsspec_files import FsspecStore
@@ -41,9 +42,13 @@ class Store:
         url: the root; an absolute path for local disks, whatever was given.
         local_root: the root folder on local disks, else None.
         protocol: ``file``, ``memory``, ``s3``, ...
+
+    Raises:
+        OutputError: the URL holds a credential.
     """
 
     def __init__(self, url: str) -> None:
+        refuse_credentials(url)
         protocol, _, path = url.rpartition("://")
         self.protocol = protocol.split("::")[0] or "file"
         self.local_root: Path | None = None

@@ -74,15 +74,10 @@ def parse_target(url: str) -> Target:
             ``abfs[s]://container@account.dfs.core.windows.net/folder``.
 
     Raises:
-        OutputError: it names no bucket, or it holds a password or a query, where credentials would leak from.
+        OutputError: it names no bucket.
     """
     parts = urlsplit(url)
     before, _, host = parts.netloc.rpartition("@")
-    if ":" in before or parts.query:
-        raise OutputError(
-            f"{parts.scheme}://{host}{parts.path}: a URL with a password or a query isn't taken, because URLs are "
-            "written to logs and to the dump; credentials belong in the environment or the provider's own files"
-        )
     provider = PROTOCOLS[parts.scheme]
     bucket, account = (before, host.split(".")[0]) if before else (host, None)
     if not bucket or (account and provider != "azure"):

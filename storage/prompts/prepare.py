@@ -55,7 +55,7 @@ def prepare(
         return existing
     for key, _ in store.list(FOLDER):
         store.delete(key)
-    tally, book, parts = Tally(spec.url), IdBook(), PartWriter(store)
+    tally, book, parts = Tally(spec.shown_url), IdBook(), PartWriter(store)
     with closing(tokenised(spec, workers)) as batches:
         for batch in batches:
             for result in batch:
@@ -118,7 +118,7 @@ def _add(spec: PromptSpec, row: PreparedRow, sample: Tokenised, tally: Tally, pa
     rejection = sample.rejection
     if rejection is not None and rejection.kind == "over_long" and spec.over_long == "fail":
         raise PromptError(
-            f"prompt file {spec.url}, row {row.source_row} ({row.sample_id}): {rejection.reason}; raise "
+            f"prompt file {spec.shown_url}, row {row.source_row} ({row.sample_id}): {rejection.reason}; raise "
             "prompts.max_tokens, or set prompts.over_long: skip"
         )
     parts.add(row, sample.turn)
@@ -144,7 +144,7 @@ def _require_same(store: Store, existing: PreparedSummary, identity: dict[str, A
 def _summary(spec: PromptSpec, identity: dict[str, Any], tally: Tally, parts: PartWriter) -> PreparedSummary:
     return PreparedSummary(
         identity=identity,
-        source_url=spec.url,
+        source_url=spec.shown_url,
         source_rows=tally.source_rows,
         rows=tally.rows,
         to_collect=tally.to_collect,

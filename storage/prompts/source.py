@@ -15,6 +15,8 @@ import xxhash
 from storage.errors import PromptError
 from storage.prompts.rows import CONTENT_FIELDS, ID_FIELDS
 from storage.prompts.spec import FileFormat
+from storage.remote_target import environment_secrets, redact
+from storage.urls import shown_url, without_url
 
 RawRow = bytes | dict[str, Any]
 """A line of JSONL as it stands in the file, or a row of Parquet."""
@@ -43,7 +45,7 @@ def file_kind(url: str, declared: FileFormat) -> Literal["jsonl", "parquet"]:
     if last in _PARQUET_SUFFIXES:
         return "parquet"
     raise PromptError(
-        f"prompt file {url}: its name doesn't end in {', '.join(_JSONL_SUFFIXES + _PARQUET_SUFFIXES)} "
+        f"prompt file {shown_url(url)}: its name doesn't end in {', '.join(_JSONL_SUFFIXES + _PARQUET_SUFFIXES)} "
         "(with or without a compression suffix); set prompts.format to jsonl or parquet"
     )
 
@@ -103,7 +105,7 @@ def _parquet_rows(url: str) -> Iterator[tuple[int, RawRow]]:
             present = [name for name in table.schema_arrow.names if name in (*ID_FIELDS, *CONTENT_FIELDS)]
             if not present:
                 raise PromptError(
-                    f"prompt file {url} has the columns {', '.join(table.schema_arrow.names)}; none of "
+                    f"prompt file {shown_url(url)} has the columns {', '.join(table.schema_arrow.names)}; none of "
                     "messages, conversations, text and input_ids is among them"
                 )
             number = 0
@@ -112,7 +114,7 @@ def _parquet_rows(url: str) -> Iterator[tuple[int, RawRow]]:
                     yield number, row
                     number += 1
         except pa.ArrowException as exc:
-            raise PromptError(f"prompt file {url} can't be read as Parquet: {exc}") from exc
+            raise PromptError(f"prompt file {shown_url(url)} can't be read as Parquet: {exc}") from exc
 
 
 @contextmanager
@@ -122,9 +124,13 @@ def _open(url: str, compression: str | None) -> Iterator[Any]:
             yield file
     except PromptError:
         raise
-    except FileNotFoundError as exc:
-        raise PromptError(f"there is no prompt file {url}; mend prompts.url in the run file") from exc
-    except IsADirectoryError as exc:
-        raise PromptError(f"prompt file {url} is a folder; prompts.url names one file") from exc
+    except FileNotFoundError:
+        raise PromptError(
+            f"there is no prompt file {shown_url(url)}; mend prompts.url in the run file"
+        ) from None
+    except IsADirectoryError:
+        raise PromptError(f"prompt file {shown_url(url)} is a folder; prompts.url names one file") from None
     except Exception as exc:  # decompressors and object store clients raise classes of their own
-        raise PromptError(f"prompt file {url} can't be read: {type(exc).__name__}: {exc}") from exc
+        # Not chained: a signed URL or a signed request may be in the cause's text.
+        reason = f"{type(exc).__name__}: {redact(without_url(str(exc), url), environment_secrets())}"
+        raise PromptError(f"prompt file {shown_url(url)} can't be read: {reason}") from None

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from storage.urls import shown_url
+
 MaskPolicy = Literal["assistant", "last_turn", "split_turns", "all", "markers"]
 FileFormat = Literal["auto", "jsonl", "parquet"]
 
@@ -67,6 +69,11 @@ class PromptSpec:
     revision: str | None = None
     limit: int | None = None
     vocab_size: int | None = None
+
+    @property
+    def shown_url(self) -> str:
+        """The URL as it may be logged and stored: without credentials."""
+        return shown_url(self.url)
 
 
 @dataclass(frozen=True)

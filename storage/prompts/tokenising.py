@@ -85,7 +85,7 @@ def _in_processes(spec: PromptSpec, batches: Iterator[_Batch], processes: int) -
             yield waiting.popleft().result()
     except BrokenProcessPool as exc:
         raise ResourceError(
-            f"a process that tokenises {spec.url} died, most likely for want of memory; "
+            f"a process that tokenises {spec.shown_url} died, most likely for want of memory; "
             f"run with fewer than {processes} of them"
         ) from exc
     finally:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import SECRET
 from servers import ROOT
 from tiny_tokenizer import tiny_tokenizer
 
@@ -39,7 +40,7 @@ LENGTHS = [int(n) for n in np.random.default_rng(0).integers(1, 300, 60)]
 RUN = """
 model: {{path: {model}}}
 capture: {{boundaries: eagle3, final: true}}
-prompts: {{url: {prompts}, loss_mask: all}}
+prompts: {{url: "{prompts}", loss_mask: all}}
 output: {output}
 engine: {{kind: synthetic, count: 1, gpus: 0}}
 writers: {{shard_bytes: 1048576}}
@@ -64,13 +65,25 @@ def test_a_run_from_s3_to_s3_is_complete_right_and_resumable(s3: Any, bucket: st
     )
     output = f"s3://{bucket}/out/dump"
     run_file = tmp_path / "run.yaml"
-    run_file.write_text(RUN.format(model=model, prompts=f"s3://{bucket}/in/prompts.jsonl", output=output))
+    prompts = s3.generate_presigned_url("get_object", {"Bucket": bucket, "Key": "in/prompts.jsonl"})
+    assert "Signature=" in prompts
+    run_file.write_text(RUN.format(model=model, prompts=prompts, output=output))
     result = collect(run_file)
     assert result.returncode == 0, result.stdout + result.stderr
     check(output)
+    check_no_credential(s3, bucket, result.stdout + result.stderr)
+    run_file.write_text(RUN.format(model=model, prompts=f"s3://{bucket}/in/prompts.jsonl", output=output))
     again = collect(run_file)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "nothing to do" in again.stdout + again.stderr
+
+
+def check_no_credential(s3: Any, bucket: str, said: str) -> None:
+    listed = s3.list_objects_v2(Bucket=bucket, Prefix="out/")["Contents"]
+    texts = [s3.get_object(Bucket=bucket, Key=item["Key"])["Body"].read() for item in listed]
+    for text in (*texts, said.encode()):
+        for secret in (SECRET, "planted-key-id", "Signature="):
+            assert secret.encode() not in text
 
 
 def check(url: str) -> None:
