@@ -59,7 +59,7 @@ class ReadMemory:
         if self._pid != os.getpid():
             self._pid, self._idle = os.getpid(), []
         # Other threads take and give back meanwhile; each step on the list is atomic by itself.
-        for memory in sorted(list(self._idle), key=len):
+        for memory in sorted(self._idle, key=len):
             if length <= len(memory) <= WASTE * length:
                 try:
                     self._idle.remove(memory)
