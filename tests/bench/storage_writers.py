@@ -54,11 +54,15 @@ def raw(folder: Path, layout: Layout, samples: Sequence[States]) -> None:
     _fsync(folder)
 
 
+def prepare(folder: Path, layout: Layout) -> None:
+    """Makes an empty dump, which happens once and not once a shard."""
+    folder.mkdir()
+    create_dump(Store(str(folder)), Identity({}, {}, {}, {}), layout, {})
+
+
 def hsdump_hashed(folder: Path, layout: Layout, samples: Sequence[States]) -> None:
     """The product: claims, shards, token columns, manifests."""
-    store = Store(str(folder))
-    create_dump(store, Identity({}, {}, {}, {}), layout, {})
-    writer = ShardWriter(store, layout, "bench", "writer-0", SHARD_BYTES)
+    writer = ShardWriter(Store(str(folder)), layout, "bench", "writer-0", SHARD_BYTES)
     for row, states in enumerate(samples):
         tokens = states.shape[1]
         writer.place(SampleHead(row, str(row), np.zeros(tokens, np.int32), np.ones(tokens, np.uint8)))
@@ -147,6 +151,8 @@ def ckpt_gz(folder: Path, layout: Layout, samples: Sequence[States]) -> None:
     _fsync_tree(folder)
 
 
+PREPARE = {"hsdump": prepare, "hsdump-hashed": prepare}
+"""What is done before the clock runs, instead of making an empty folder."""
 WRITERS: dict[str, Writer] = {
     "raw": raw,
     "hsdump": hsdump,
