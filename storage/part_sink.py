@@ -9,7 +9,7 @@ import queue
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -39,10 +39,31 @@ class Upload(Protocol):
 
 @dataclass
 class _Part:
-    """A part that isn't full: in a buffer of `PART_BYTES`, or at its place in the temporary file."""
+    """A part that isn't full: in a buffer of `PART_BYTES`, or at its place in the temporary file.
+
+    Attributes:
+        buffer: its memory, with anything where nothing was written yet; None when it is in the file.
+        written: (start, end) of what was written, in the order of the calls; neighbours are one.
+    """
 
     buffer: ByteArray | None
-    filled: int = 0
+    written: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def full(self) -> bool:
+        return sum(end - start for start, end in self.written) == PART_BYTES
+
+    def note(self, start: int, end: int) -> None:
+        if self.written and self.written[-1][1] == start:
+            start = self.written.pop()[0]
+        self.written.append((start, end))
+
+    def gaps(self) -> Iterator[tuple[int, int]]:
+        at = 0
+        for start, end in sorted(self.written):
+            yield at, start
+            at = end
+        yield at, PART_BYTES
 
 
 class PartSink:
@@ -73,13 +94,13 @@ class PartSink:
         while done < data.size:
             number, at = divmod(offset + done, PART_BYTES)
             piece = data[done : done + PART_BYTES - at]
-            self._fill(number, at, piece, piece.size)
+            self._fill(number, at, piece)
             done += piece.size
         done, offset = 0, offset + data.size
         while done < pad_bytes:
             number, at = divmod(offset + done, PART_BYTES)
             count = min(pad_bytes - done, PART_BYTES - at)
-            self._fill(number, at, None, count)  # parts are zeros from the start
+            self._fill(number, at, np.zeros(count, np.uint8))
             done += count
 
     def commit(self, length: int) -> None:
@@ -107,17 +128,17 @@ class PartSink:
         if upload is not None:
             upload.abort()
 
-    def _fill(self, number: int, at: int, piece: ByteArray | None, count: int) -> None:
+    def _fill(self, number: int, at: int, piece: ByteArray) -> None:
         part = self._parts.get(number)
         if part is None:
             part = self._parts[number] = _Part(self._new_buffer())
-            self._bound_memory(number)
-        if piece is not None and part.buffer is not None:
-            part.buffer[at : at + count] = piece
-        elif piece is not None:
+            self._bound_memory()
+        if part.buffer is not None:
+            part.buffer[at : at + piece.size] = piece
+        else:
             self._spill_at(number, at, piece)
-        part.filled += count
-        while (first := self._parts.get(self._next)) is not None and first.filled == PART_BYTES:
+        part.note(at, at + piece.size)
+        while (first := self._parts.get(self._next)) is not None and first.full:
             self._send(PART_BYTES)
 
     def _send(self, length: int) -> None:
@@ -128,16 +149,20 @@ class PartSink:
         self._upload.write(part[:length])
 
     def _take(self, number: int) -> ByteArray:
-        part = self._parts.pop(number, None)
-        if part is not None and part.buffer is not None:
-            return part.buffer
-        buffer = self._new_buffer()
-        if part is not None and self._spill is not None:
-            with _local_errors(self._where):
-                os.preadv(self._spill.fileno(), [buffer.data], number * PART_BYTES)
+        """A part's bytes, with zeros where nothing was written."""
+        part = self._parts.pop(number, _Part(None))
+        buffer = part.buffer
+        if buffer is None:
+            buffer = self._new_buffer()
+            if part.written:
+                assert self._spill is not None
+                with _local_errors(self._where):
+                    os.preadv(self._spill.fileno(), [buffer.data], number * PART_BYTES)
+        for start, end in part.gaps():
+            buffer[start:end] = 0
         return buffer
 
-    def _bound_memory(self, newest: int) -> None:
+    def _bound_memory(self) -> None:
         """Moves the part that is needed last to the temporary file when too many are in memory."""
         held = [n for n, part in self._parts.items() if part.buffer is not None and n != self._next]
         if len(held) <= HELD_PARTS:
@@ -158,14 +183,16 @@ class PartSink:
                 view, offset = view[count:], offset + count
 
     def _new_buffer(self) -> ByteArray:
-        """Zeros [`PART_BYTES`]; its memory is used again once nobody refers to it."""
+        """Bytes [`PART_BYTES`] of any value; their memory is used again once nobody refers to it."""
         try:
             memory = self._free.get_nowait()
-            buffer = np.frombuffer(memory, np.uint8)
-            buffer.fill(0)
         except queue.Empty:
             memory = mmap.mmap(-1, PART_BYTES)
-            buffer = np.frombuffer(memory, np.uint8)
+            with contextlib.suppress(
+                OSError, AttributeError
+            ):  # a kernel without huge pages is slower, not wrong
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        buffer = np.frombuffer(memory, np.uint8)
         weakref.finalize(buffer, self._free.put, memory).atexit = False
         return buffer
 
