@@ -126,17 +126,22 @@ def read_header(store: Store) -> DumpHeader:
     """What the dump's root says.
 
     Raises:
-        OutputError: there is no dump here.
-        CorruptDump: the root isn't readable, or of a version that this package doesn't know.
+        OutputError: there is no dump here, or one of a newer version; the message says which it needs.
+        CorruptDump: the root isn't readable.
     """
     try:
         attributes = json.loads(store.read(ROOT_KEY))["attributes"]
         if attributes["format"] != FORMAT:
             raise ValueError(f"its format is {attributes['format']!r}")
-        if attributes["format_version"] != FORMAT_VERSION:
-            raise ValueError(
-                f"format version {attributes['format_version']}, this package reads {FORMAT_VERSION}"
+        version = int(attributes["format_version"])
+        if version > FORMAT_VERSION:
+            needed = attributes.get("versions", {}).get("hsdump", "a later version")
+            raise OutputError(
+                f"{store.url} has format version {version}, and this package reads versions up to "
+                f"{FORMAT_VERSION}; it was written by hsdump {needed}: install hsdump {needed} or newer"
             )
+        if version < 1:
+            raise ValueError(f"its format version is {version}")
         return DumpHeader(
             identity=Identity.from_json(attributes["identity"]),
             layout=Layout.from_json(attributes["layout"]),
