@@ -26,6 +26,9 @@ READERS = 8
 FILE_BUFFER_BYTES = 1 << 20
 MARK = "hsdumpmark"
 """Metadata field with a number that each put draws: it tells whose object is there after an answer was lost."""
+PUT_PAUSES_S = (0.2, 0.4, 0.8, 1.6, 3.2)
+"""Between tries of one put whose outcome isn't known; each try has the client's own retries."""
+
 _REFUSED = re.compile(r"status code: 40[13]\b")
 """Listing and multipart requests that are refused have no class of their own in obstore."""
 
@@ -110,21 +113,15 @@ class RemoteStore:
 
         mark = uuid.uuid4().hex
         deadline_s = time.monotonic() + RETRY_TIMEOUT.total_seconds()
-        failure: StorageError | None
-        while True:
+        for pause_s in (*PUT_PAUSES_S, None):
             try:
                 with self._errors("writing", key, missing_is_bucket=True):
-                    obstore.put(
-                        self._client.store,
-                        key,
-                        data,
-                        mode="create",
-                        use_multipart=False,
-                        attributes={MARK: mark},
-                    )
+                    options = {"mode": "create", "use_multipart": False, "attributes": {MARK: mark}}
+                    obstore.put(self._client.store, key, data, **options)
                 return
             except AlreadyExistsError:
-                failure = None
+                # S3 says so as well while another put goes on that may yet fail (409).
+                failure = StorageError(f"writing {self.where(key)} failed: another put of it doesn't end")
             except StorageDenied:
                 raise
             except StorageError as error:
@@ -132,10 +129,11 @@ class RemoteStore:
             found = self._mark(key)
             if found == mark:
                 return  # ours: only the answer was lost
-            if found is not None or failure is None:
+            if found is not None:
                 raise AlreadyExists(f"{self.where(key)} is there already, and it is never overwritten")
-            if time.monotonic() > deadline_s:
+            if pause_s is None or time.monotonic() > deadline_s:
                 raise failure
+            time.sleep(pause_s)
 
     def _mark(self, key: str) -> str | None:
         """What the put that made the object drew; empty if it drew nothing, None if there is no object."""

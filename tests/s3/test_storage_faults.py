@@ -18,6 +18,7 @@ from storage.files import Store
 from storage.verify import run_item, work_items
 
 PART = 5 << 20
+CONFLICT = b"<Error><Code>ConditionalRequestConflict</Code></Error>"
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +100,14 @@ def test_a_put_whose_answer_is_lost_does_not_take_another_ones_object_for_its_ow
     proxy.fail("PUT", "manifest/0.json", 1, cut="answer")
     with pytest.raises(AlreadyExists):
         store.put_if_absent("manifest/0.json", b"the same bytes")
+
+
+def test_a_put_that_meets_another_one_which_fails_is_tried_again(proxy: FaultyProxy, bucket: str) -> None:
+    store = Store(f"s3://{bucket}/dump")
+    conflict = proxy.fail("PUT", "manifest/0.json", 3, status=409, body=CONFLICT)
+    store.put_if_absent("manifest/0.json", b"ours")
+    assert conflict.times == 0
+    assert store.read("manifest/0.json") == b"ours"
 
 
 def test_an_upload_whose_last_answer_is_lost_is_complete(proxy: FaultyProxy, bucket: str) -> None:
