@@ -2,8 +2,9 @@
 
     python crash_writer.py DUMP ROWS SEED CRASH_AT
 
-It does what a resume does: repairs, asks the manifests what is missing, and writes that. Before the operating
-system's operation number CRASH_AT (of the ones that change files) it kills itself; 0 never does.
+It does what a resume does: repairs, asks the manifests what is missing, and writes that. Before its operation number
+CRASH_AT on the storage (on local disks, the operating system's calls that change files) it kills itself, or after
+-CRASH_AT milliseconds when that is negative; 0 never does.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from made_dumps import IDENTITY, LAYOUT, states_of
 
 from storage.dump import finalise, grow, open_or_create
@@ -23,6 +26,7 @@ from storage.manifest import committed_samples, read_manifests
 from storage.repair import find_leftovers, remove_leftovers
 from storage.shard import SampleHead, ShardWriter
 
+REQUESTS = ("put_if_absent", "replace", "delete", "read", "list", "size", "object_sink")
 OPERATIONS = ("pwrite", "fsync", "ftruncate", "link", "unlink", "replace", "mkdir", "open")
 
 
@@ -31,15 +35,19 @@ def tokens_of(row: int) -> int:
 
 
 def head_of(row: int) -> SampleHead:
-    rng = __import__("numpy").random.default_rng(row)
+    rng = np.random.default_rng(row)
     tokens = tokens_of(row)
     return SampleHead(
         row, f"sample {row}", rng.integers(0, 1000, tokens, "int32"), rng.integers(0, 2, tokens, "uint8")
     )
 
 
-def die_at(operation: int) -> None:
-    """Counts the operations and dies before the wanted one."""
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at(operation: int, target: Any, names: Sequence[str]) -> None:
+    """Counts calls of some functions and dies before the wanted one."""
     count = 0
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,20 +55,25 @@ def die_at(operation: int) -> None:
             nonlocal count
             count += 1
             if count == operation:
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
             return real(*args, **kwargs)
 
         return call
 
-    for name in OPERATIONS:
-        setattr(os, name, counted(getattr(os, name)))
+    for name in names:
+        setattr(target, name, counted(getattr(target, name)))
 
 
 def main() -> None:
     url, rows, seed, crash_at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    if crash_at:
-        die_at(crash_at)
-    print("started", flush=True)
+    if crash_at < 0:
+        timer = threading.Timer(-crash_at / 1000, die)
+        timer.daemon = True
+        timer.start()
+    elif crash_at and "://" in url:
+        die_at(crash_at, Store, REQUESTS)
+    elif crash_at:
+        die_at(crash_at, os, OPERATIONS)
     store, rng = Store(url), random.Random(seed)
     layout = open_or_create(store, IDENTITY, LAYOUT, {}).layout
     remove_leftovers(store, find_leftovers(store))
