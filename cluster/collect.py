@@ -133,7 +133,7 @@ def _fleet(
         prompts_url=store.url,
         run_id=run.run_id,
         model_path=run.model_path,
-        model_source=config.model.path,
+        model_source=run.model_source,
         revision=config.model.revision,
         dtype=config.model.dtype,
         gpus=gpus,

@@ -30,6 +30,7 @@ class Run:
     Attributes:
         run_id: new for every invocation; part of request ids and claims.
         model_path: local folder of the model on this machine.
+        model_source: the hub id that it comes from, else that folder.
         boundaries: below N, ascending.
         final: whether boundary N is kept.
         prompts: what prepares the input.
@@ -38,6 +39,7 @@ class Run:
     run_id: str
     config: RunConfig
     model_path: str
+    model_source: str
     model: ModelInfo
     boundaries: tuple[int, ...]
     final: bool
@@ -62,7 +64,7 @@ class Run:
         return Identity(
             model={
                 "path": self.model_path,
-                "source": self.config.model.path,
+                "source": self.model_source,
                 "revision": self.config.model.revision,
                 "architecture": self.model.architecture,
                 "files": model_digest(Path(self.model_path)),
@@ -91,9 +93,9 @@ def resolve(config: RunConfig, start: Path) -> Run:
         UserError: the first thing that can't work, with the remedy.
     """
     check_flags(config.engine.args)
-    source = config.model.path
-    here = local_path(source, start)
-    model_path = local_model(here if Path(here).is_dir() else source, config.model.revision)
+    here = local_path(config.model.path, start)
+    source = here if Path(here).is_dir() else config.model.path
+    model_path = local_model(source, config.model.revision)
     model = read_model_info(model_path)
     boundaries, last = resolve_boundaries(config.capture.boundaries, model.num_layers)
     prompts = _prompt_spec(config.prompts, config, model_path, model, start)
@@ -101,6 +103,7 @@ def resolve(config: RunConfig, start: Path) -> Run:
         run_id=uuid.uuid4().hex[:8],
         config=config,
         model_path=model_path,
+        model_source=source,
         model=model,
         boundaries=boundaries,
         final=config.capture.final or last,
