@@ -22,7 +22,8 @@ from storage.files import Store
 SIGNATURE_ANSWER = (
     b"<Error><Code>SignatureDoesNotMatch</Code><AWSAccessKeyId>planted-key-id</AWSAccessKeyId>"
     b"<StringToSign>AWS4-HMAC-SHA256 " + SECRET.encode() + b"</StringToSign>"
-    b"<SignatureProvided>0123abcdef</SignatureProvided></Error>"
+    b"<SignatureProvided>0123abcdef</SignatureProvided>"
+    b"<Message>no right for planted-key-id with " + SECRET.encode() + b"</Message></Error>"
 )
 
 
