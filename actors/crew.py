@@ -35,6 +35,7 @@ class Member:
     Attributes:
         handle: of its actor.
         watch: the task that looks after it.
+        pulse: the task that sees whether a writer still answers.
         progress: an engine's counter when it was last seen moving.
         progressed_s: when that was.
         lost: it is being given up, or was.
@@ -44,6 +45,7 @@ class Member:
     node_id: str
     handle: Any
     watch: asyncio.Task[None] | None = None
+    pulse: asyncio.Task[None] | None = None
     progress: int = -1
     progressed_s: float = 0.0
     lost: bool = False
@@ -99,6 +101,7 @@ class Crew:
         member = Member(info.name, info.node_id, handle)
         self.writers[info.name] = member
         member.watch = self._spawn(self._watch_writer(member))
+        member.pulse = self._spawn(self._feel_pulse(member))
 
     def dismiss_engine(self, name: str) -> None:
         """A drained engine that has nothing in flight is no longer part of the run."""
@@ -194,8 +197,7 @@ class Crew:
 
     @staticmethod
     def _kill(member: Member) -> None:
-        if member.watch is not asyncio.current_task():
-            _cancel(member)
+        _cancel(member)
         ray.kill(member.handle)
 
     # ---- watching
@@ -223,6 +225,22 @@ class Crew:
         while True:
             await asyncio.sleep(self._spec.tick_s)
             if not await self.ask_writer(member, member.handle.tick.remote):
+                return
+
+    async def _feel_pulse(self, member: Member) -> None:
+        """Gives up a writer whose process answers nothing: stopped or out of reach, Ray doesn't call it dead.
+
+        A thread of its own answers, however long a write or a seal takes.
+        """
+        while True:
+            await asyncio.sleep(self._spec.tick_s)
+            try:
+                await asyncio.wait_for(_await(member.handle.ping.remote()), self._spec.stall_timeout_s)
+            except RayError:
+                return  # its death is seen by whoever waits for its work
+            except TimeoutError:
+                reason = f"no answer for {self._spec.stall_timeout_s:.0f} s"
+                await self.writer_lost(member, Failure(Fault.MEMBER, reason))
                 return
 
     async def ask_writer(self, member: Member, call: Callable[[], Any]) -> bool:
@@ -259,5 +277,6 @@ def _now_s() -> float:
 
 
 def _cancel(member: Member) -> None:
-    if member.watch is not None:
-        member.watch.cancel()
+    for task in (member.watch, member.pulse):
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,6 +87,23 @@ def test_bad_states_are_retried_twice_and_then_fail(tmp_path: Path) -> None:
     assert len(found["committed"]) == 297
     assert summary.events["bad_states"] == 6
     assert driver.losses == []
+
+
+def test_writer_that_is_stopped_is_given_up_and_can_not_commit_any_more(tmp_path: Path) -> None:
+    driver = SmallDriver(make_dump(tmp_path, LENGTHS), spec={"stall_timeout_s": 3.0})
+    driver.begin(writers=2)
+    driver.wait_until(lambda s: s.counts.written > 20)
+    stopped = ray.get(driver.handles["writer-1"].start.remote()).actor_pid
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        driver.end()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(stopped, signal.SIGCONT)
+    assert [loss.reason for loss in driver.losses] == ["no answer for 3 s"]
+    assert len(check_dump(tmp_path, LENGTHS)["committed"]) == 299
+    rows = [s.row for m in read_manifests(driver.store) for s in m.samples]
+    assert sorted(rows) == [row for row in range(300) if row != 17]
 
 
 def test_writer_killed_in_the_middle_of_a_shard_loses_nothing(tmp_path: Path) -> None:
