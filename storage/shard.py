@@ -40,8 +40,8 @@ class SealedInfo:
 class ShardWriter:
     """Puts samples into shards of one dump. Not thread-safe: one thread calls it.
 
-    Memory: a few buffers of 2 MiB for each open shard. Nothing is kept of the states (on object stores the
-    whole open shard is).
+    Memory: a few buffers of 2 MiB for each open shard. Nothing is kept of the states (for object
+    stores see `storage.part_sink`).
 
     Args:
         store: the dump.
