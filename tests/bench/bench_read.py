@@ -29,8 +29,9 @@ from readers import RANDOM, SEQUENTIAL, Corpus, Reader
 from storage_writers import hsdump_hashed, safetensors_per_sample, torch_per_sample
 
 import storage
-from storage.dump import finalise
+from storage.dump import create_dump, finalise
 from storage.files import Store
+from storage.identity import Identity
 from storage.layout import Layout
 
 HIDDEN_SIZE = 7168
@@ -78,6 +79,8 @@ def make_corpus(folder: Path, total_bytes: int) -> Corpus:
     folders = [folder / name for name in ("dump", "safetensors", "torch")]
     for made, write in zip(folders, (hsdump_hashed, safetensors_per_sample, torch_per_sample), strict=True):
         made.mkdir()
+        if write is hsdump_hashed:
+            create_dump(Store(str(made)), Identity({}, {}, {}, {}), layout, {})
         write(made, layout, samples)
     finalise(Store(str(folders[0])), [])
     return Corpus(*folders, samples=list(storage.open_dump(str(folders[0]))))
