@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from storage.errors import OutputError
 
@@ -76,13 +75,14 @@ def parse_target(url: str) -> Target:
     Raises:
         OutputError: it names no bucket.
     """
-    parts = urlsplit(url)
-    before, _, host = parts.netloc.rpartition("@")
-    provider = PROTOCOLS[parts.scheme]
+    scheme, _, rest = url.partition("://")
+    authority, _, path = rest.partition("/")  # not urlsplit: "#" may be part of a name
+    before, _, host = authority.rpartition("@")
+    provider = PROTOCOLS[scheme]
     bucket, account = (before, host.split(".")[0]) if before else (host, None)
     if not bucket or (account and provider != "azure"):
-        raise OutputError(f"{url}: names no bucket; write it as {parts.scheme}://BUCKET/FOLDER")
-    return Target(provider, bucket, parts.path.strip("/"), account)
+        raise OutputError(f"{url}: names no bucket; write it as {scheme}://BUCKET/FOLDER")
+    return Target(provider, bucket, path.strip("/"), account)
 
 
 @dataclass(frozen=True)

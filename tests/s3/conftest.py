@@ -74,7 +74,7 @@ def azure_container(azure_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str
 def dump_url(request: pytest.FixtureRequest) -> str:
     """A folder in a fresh bucket of each provider."""
     if request.param == "s3":
-        return f"s3://{request.getfixturevalue('bucket')}/folder/dump é"
+        return f"s3://{request.getfixturevalue('bucket')}/folder #1/dump é"
     return f"az://{request.getfixturevalue('azure_container')}/folder/dump é"
 
 
