@@ -24,6 +24,11 @@ demo: install $(MODEL)/config.json
 	$(BIN)/hsdump collect examples/demo.yaml
 	$(BIN)/hsdump verify dump-demo --reference 8
 	$(BIN)/hsdump inspect dump-demo
+	@echo
+	@echo "The dump is ./dump-demo, the model $(MODEL), the run examples/demo.yaml. Next:"
+	@echo "  $(BIN)/hsdump inspect dump-demo sky-blue      # one sample, its text and its mask"
+	@echo "  $(BIN)/hsdump collect examples/demo.yaml      # again: complete, so nothing to do"
+	@echo "  $(BIN)/python examples/read_dump.py dump-demo # what a trainer does with it"
 
 test: install $(MODEL)/config.json
 	$(PYTEST) -m 'not gpu'

@@ -18,6 +18,8 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+os.environ.setdefault("TQDM_DISABLE", "1")  # three progress bars for a few seconds' work
+
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -55,7 +57,9 @@ def convert(target: Path) -> bool:
 def _write(source: str, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF)
     loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, dtype=torch.float32)
     settings = loaded.config.to_dict()
