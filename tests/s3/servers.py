@@ -56,7 +56,7 @@ def _wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
 def moto(log: Path) -> Iterator[str]:
     """A moto S3 server; yields its endpoint."""
     port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, str(Path(__file__).with_name("atomic_moto.py")), str(port)]
     with running(command, port, log):
         yield f"http://127.0.0.1:{port}"
 
