@@ -72,12 +72,12 @@ def place_engines(nodes: Sequence[Node], gpus: int, count: int | str, taken: Seq
         ResourceError: no engine fits anywhere, or fewer than ``count`` do; says what the cluster has.
     """
     room = {n.node_id: (n.gpus // gpus if gpus else int(n.cpus > 0)) for n in nodes}
-    for node_id, used in Counter(taken).items():
-        room[node_id] = max(0, room.get(node_id, 0) - used)
-    alive_taken = sum(1 for t in taken if t in room)
+    alive = [node_id for node_id in taken if node_id in room]
+    for node_id, used in Counter(alive).items():
+        room[node_id] = max(0, room[node_id] - used)
     fits = sum(room.values())
-    wanted = fits if count == "auto" else max(0, int(count) - alive_taken)
-    if wanted > fits or (fits == 0 and alive_taken == 0):
+    wanted = fits if count == "auto" else max(0, int(count) - len(alive))
+    if wanted > fits or (fits == 0 and not alive):
         what = f"{gpus} GPUs" if gpus else "a CPU"
         raise ResourceError(
             f"engines: {max(wanted, 1)} asked for with {what} each, {fits} fit. The cluster has {describe(nodes)}. "

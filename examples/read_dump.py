@@ -15,6 +15,8 @@ if __name__ == "__main__":
     print("all states", tuple(sample.stack().shape), "supervised tokens", int(sample.loss_mask.sum()))
 
     dataset = DumpDataset(sys.argv[1], states=[*sample.boundaries, "final_normed"])
-    loader = DataLoader(dataset, batch_size=None, shuffle=True, num_workers=2, multiprocessing_context="spawn")
+    loader = DataLoader(
+        dataset, batch_size=None, shuffle=True, num_workers=2, multiprocessing_context="spawn"
+    )
     tokens = sum(item["input_ids"].numel() for item in loader)
     print(f"one epoch with two workers: {tokens:,} tokens")

@@ -3,7 +3,8 @@
     python tests/bench/bench_capture.py --shape llama-8b --gpus 1 --tokens 400000
 
 The baseline is SGLang's own engine with the flags that hsdump forces, and as many batches in flight; it keeps nothing.
-Random weights and random tokens: what is measured is time. Prints tokens/s and the ratio; writes bench/out/capture.json.
+Random weights and random tokens: what is measured is time. Prints tokens/s and the ratio, and
+writes bench/out/capture.json.
 """
 
 from __future__ import annotations
