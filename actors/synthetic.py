@@ -79,6 +79,7 @@ class SyntheticFaults:
         die_on_rows: it dies whenever it meets one of these prepared rows.
         bad_rows: these prepared rows come back as bad states, always.
         hang_on_rows: it makes no progress any more once it meets one of these.
+        hold_at_sample: it waits before its k-th sample until `SyntheticEngine.go_on` is called; 0 never.
     """
 
     tokens_per_s: float = 0.0
@@ -86,6 +87,7 @@ class SyntheticFaults:
     die_on_rows: tuple[int, ...] = ()
     bad_rows: tuple[int, ...] = ()
     hang_on_rows: tuple[int, ...] = ()
+    hold_at_sample: int = 0
 
 
 class _Prefill:
@@ -117,6 +119,7 @@ class SyntheticEngine:
         self._batches: dict[str, asyncio.Future[_Prefill]] = {}
         self._read: Counter[str] = Counter()
         self._one_by_one = asyncio.Lock()
+        self._may_go_on = asyncio.Event()
         self._samples = 0
         self._progress = 0
 
@@ -175,6 +178,10 @@ class SyntheticEngine:
         self._batches.clear()
         self._read.clear()
 
+    async def go_on(self) -> None:
+        """Ends the wait of ``hold_at_sample``."""
+        self._may_go_on.set()
+
     async def shutdown(self) -> None:
         """There are no processes to end."""
 
@@ -188,6 +195,8 @@ class SyntheticEngine:
         self._samples += 1
         if self._samples == faults.die_at_sample or sample.row in faults.die_on_rows:
             os._exit(1)
+        if self._samples == faults.hold_at_sample:
+            await self._may_go_on.wait()
         if sample.row in faults.hang_on_rows:
             await asyncio.Event().wait()
         if faults.tokens_per_s:

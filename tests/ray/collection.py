@@ -204,6 +204,10 @@ class SmallDriver:
             elif replace:
                 self.add_writer()
 
+    def go_on(self) -> None:
+        """Ends the wait of engines that hold."""
+        ray.get([h.go_on.remote() for name, h in self.handles.items() if name.startswith("engine")])
+
     def wait_until(self, condition: Any) -> Any:
         """Asks for the status until ``condition`` holds of it."""
         while True:

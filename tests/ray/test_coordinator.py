@@ -22,6 +22,8 @@ LENGTHS = [int(n) for n in np.random.default_rng(3).integers(1, 90, 300)]
 LENGTHS[17] = 0  # skipped by preparation
 LENGTHS[40] = 700  # several inner chunks, longer than a batch
 OPEN = {"shard_bytes": 1 << 30}
+HELD = {"hold_at_sample": 60}
+"""Each engine waits there until the test has acted: what a test acts on can't be over before."""
 """Of a writer: nothing is sealed before the end."""
 
 
@@ -92,14 +94,14 @@ def test_bad_states_are_retried_twice_and_then_fail(tmp_path: Path) -> None:
 
 
 def test_writer_that_is_stopped_is_given_up_and_can_not_commit_any_more(tmp_path: Path) -> None:
-    slow = {"tokens_per_s": 4000.0}
     driver = SmallDriver(
-        make_dump(tmp_path, LENGTHS), faults=[slow, slow], spec={"stall_timeout_s": 10.0}, writer_spec=OPEN
+        make_dump(tmp_path, LENGTHS), faults=[HELD, HELD], spec={"stall_timeout_s": 10.0}, writer_spec=OPEN
     )
     driver.begin(writers=2)
     driver.wait_until(lambda s: s.counts.written > 20)
     stopped = ray.get(driver.handles["writer-1"].start.remote()).actor_pid
     os.kill(stopped, signal.SIGSTOP)
+    driver.go_on()
     try:
         driver.end()
     finally:
@@ -112,11 +114,11 @@ def test_writer_that_is_stopped_is_given_up_and_can_not_commit_any_more(tmp_path
 
 
 def test_writer_killed_in_the_middle_of_a_shard_loses_nothing(tmp_path: Path) -> None:
-    slow = {"tokens_per_s": 8000.0}
-    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[slow, slow])
+    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[HELD, HELD], writer_spec=OPEN)
     driver.begin(writers=2)
-    driver.wait_until(lambda s: s.counts.written > 5 and s.counts.committed > 20)
+    driver.wait_until(lambda s: s.counts.written > 25)
     ray.kill(driver.handles["writer-1"])
+    driver.go_on()
     driver.end()
     assert len(check_dump(tmp_path, LENGTHS)["committed"]) == 299
     assert [loss.role for loss in driver.losses] == ["writer"]
@@ -133,12 +135,13 @@ def test_engine_that_hangs_is_killed_and_its_work_redone(tmp_path: Path) -> None
 
 
 def test_drained_engine_gets_no_more_and_can_be_killed_without_a_loss(tmp_path: Path) -> None:
-    slow = {"tokens_per_s": 20_000.0}
-    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[slow, slow])
+    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[HELD, HELD])
     driver.begin()
-    driver.wait_until(lambda s: s.counts.committed > 20)
+    driver.wait_until(lambda s: s.counts.written + s.counts.committed > 20)
     name = next(n for n in driver.handles if n.startswith("engine"))
-    ray.get(driver.coordinator.drain_engine.remote(name))
+    drained = driver.coordinator.drain_engine.remote(name)
+    driver.go_on()
+    ray.get(drained)
     ray.kill(driver.handles[name])
     assert name not in [e.name for e in driver.status().engines]
     driver.end()
@@ -147,11 +150,11 @@ def test_drained_engine_gets_no_more_and_can_be_killed_without_a_loss(tmp_path: 
 
 
 def test_stopped_run_seals_what_it_has_and_a_second_run_finishes_it(tmp_path: Path) -> None:
-    slow = {"tokens_per_s": 2000.0}  # rows have to be left when the first are written
-    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[slow, slow])
+    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[HELD, HELD])
     driver.begin()
-    driver.wait_until(lambda s: s.counts.written > 5)
+    driver.wait_until(lambda s: s.counts.written + s.counts.committed > 5)
     ray.get(driver.coordinator.stop.remote("asked to"))
+    driver.go_on()
     summary = driver.end()
     assert summary.stopped == "asked to"
     assert summary.account is None
@@ -169,10 +172,9 @@ def test_stopped_run_seals_what_it_has_and_a_second_run_finishes_it(tmp_path: Pa
 
 
 def test_coordinator_that_was_killed_is_replaced_while_engines_go_on(tmp_path: Path) -> None:
-    slow = {"tokens_per_s": 8000.0}
-    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[slow, slow])
+    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[HELD, HELD])
     driver.begin()
-    driver.wait_until(lambda s: s.counts.committed > 20)
+    driver.wait_until(lambda s: s.counts.written + s.counts.committed > 20)
     infos = {n: ray.get(h.start.remote()) for n, h in driver.handles.items()}
     ray.kill(driver.coordinator)
     ray.get([h.abort_all.remote() for n, h in driver.handles.items() if n.startswith("engine")])
@@ -183,6 +185,7 @@ def test_coordinator_that_was_killed_is_replaced_while_engines_go_on(tmp_path: P
     for name, info in infos.items():
         add = driver.coordinator.add_engine if name.startswith("engine") else driver.coordinator.add_writer
         ray.get(add.remote(info, handles[name]))
+    driver.go_on()
     driver.end()
     assert len(check_dump(tmp_path, LENGTHS)["committed"]) == 299
     assert {n: ray.get(h.start.remote()).actor_pid for n, h in handles.items()} == {
