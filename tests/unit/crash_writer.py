@@ -4,7 +4,7 @@
 
 It does what a resume does: repairs, asks the manifests what is missing, and writes that. Before its operation number
 CRASH_AT on the storage (on local disks, the operating system's calls that change files) it kills itself, or after
--CRASH_AT milliseconds when that is negative; 0 never does.
+-CRASH_AT milliseconds when that is negative; 0 never does, and ``manifest`` is before the first manifest.
 """
 
 from __future__ import annotations
@@ -64,9 +64,24 @@ def die_at(operation: int, target: Any, names: Sequence[str]) -> None:
         setattr(target, name, counted(getattr(target, name)))
 
 
+def die_before_a_manifest() -> None:
+    """Every object of a shard is there by then, and nothing says so."""
+    real = Store.put_if_absent
+
+    def put(store: Store, key: str, data: bytes) -> None:
+        if key.startswith("manifest/"):
+            die()
+        real(store, key, data)
+
+    Store.put_if_absent = put  # type: ignore[method-assign]
+
+
 def main() -> None:
-    url, rows, seed, crash_at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    if crash_at < 0:
+    url, rows, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    crash_at = 0 if sys.argv[4] == "manifest" else int(sys.argv[4])
+    if sys.argv[4] == "manifest":
+        die_before_a_manifest()
+    elif crash_at < 0:
         timer = threading.Timer(-crash_at / 1000, die)
         timer.daemon = True
         timer.start()

@@ -28,7 +28,7 @@ SCRIPT = Path(__file__).with_name("crash_writer.py")
 FOREIGN = {"notes.txt": b"a person's", ".tmp/mine.txt": b"too", "hidden/c/readme": b"and this"}
 
 
-def run_writer(url: str, seed: int, crash_at: int, rows: int = ROWS) -> int:
+def run_writer(url: str, seed: int, crash_at: int | str, rows: int = ROWS) -> int:
     """Runs the writer to its end, whichever it is, and returns its exit code."""
     command = [sys.executable, str(SCRIPT), url, str(rows), str(seed), str(crash_at)]
     paths = (str(SCRIPT.parent), str(SCRIPT.parents[2]))
