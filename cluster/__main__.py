@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import sys
 
-from cluster.cli import run_cli
-
 
 def main() -> None:
     """Runs the command line and exits with its code: 0 complete, 1 incomplete, 2 the user's error."""
+    try:
+        from cluster.cli import run_cli
+    except ModuleNotFoundError as error:  # `pip install hsdump` alone is the reading side
+        print(
+            f"hsdump: error: {error.name} isn't installed, and the command needs it: pip install 'hsdump[service]'. "
+            "Reading a dump from Python doesn't",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     sys.exit(run_cli(sys.argv[1:]))
 
 

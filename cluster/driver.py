@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 REPORT_KEY = "capture_report.json"
 STATUS_EVERY_S = 10.0
+FAILED_STARTS = 3
+"""Engines and writers that fail to start in a row, without one that starts between them, end the run."""
 _TURN_S = 1.0
 _HOUR_S = 3600.0
 _Handler = Callable[[Any], None]
@@ -57,6 +59,7 @@ class Driver:
         self._gpus = gpus
         self._spec = coordinator
         self._losses = FailureRate(config.limits.losses_per_hour, _HOUR_S)
+        self._failed_starts = 0
         self._pace = Pace()
         self._waiting: dict[ray.ObjectRef, _Handler] = {}
         self._summary: RunSummary | None = None
@@ -152,13 +155,24 @@ class Driver:
             cause = _cause(error)
             if not isinstance(cause, EngineDead):
                 raise cause from error
-            self._replace(member.name, str(cause))
+            self._failed_start(member, str(cause))
         except RayError as error:
-            self._replace(member.name, str(error).splitlines()[0])
+            self._failed_start(member, str(error).splitlines()[0])
         else:
+            self._failed_starts = 0
             if isinstance(member.info, EngineInfo):
                 self._keep_report(member.info)
             self._introduce(member)
+
+    def _failed_start(self, member: Member, reason: str) -> None:
+        """Tries again, but not for ever: each try of a large model costs half an hour."""
+        self._failed_starts += 1
+        if self._failed_starts >= FAILED_STARTS:
+            raise IncompleteRun(
+                f"{self._failed_starts} starts in a row failed, the last one of {member.name}: {reason}. What is "
+                "committed is safe; mend the cause and run the same command again"
+            )
+        self._replace(member.name, reason)
 
     def _introduce(self, member: Member) -> None:
         """Makes a started member known to the coordinator; a coordinator that is dead is replaced elsewhere."""
@@ -233,7 +247,7 @@ class Driver:
         for member in (*self._fleet.engines.values(), *self._fleet.writers.values()):
             if member.info is None and now > member.deadline:
                 self._waiting.pop(member.started, None)
-                self._replace(member.name, "it didn't start in time; engine.load_timeout_s is the limit")
+                self._failed_start(member, "it didn't start in time; engine.load_timeout_s is the limit")
         if self._stop_deadline is not None and now > self._stop_deadline:
             raise IncompleteRun(
                 "stopped as asked; work in flight didn't end within limits.drain_timeout_s and is lost. What is "
