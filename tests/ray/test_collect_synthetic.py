@@ -32,7 +32,7 @@ CONFIG = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run that takes about twelve seconds, so that it isn't over before the test acts."""
+    """A run that takes about six seconds, so that it isn't over before the test acts."""
     model = tmp_path / "model"
     tiny_tokenizer("chatml").save_pretrained(str(model))
     (model / "config.json").write_text(json.dumps(CONFIG))
@@ -43,7 +43,7 @@ def run(tmp_path: Path) -> Path:
         "capture": {"boundaries": [2, 4], "final_normed": True},
         "prompts": {"url": str(tmp_path / "prompts.jsonl"), "loss_mask": "all"},
         "output": str(tmp_path / "dump"),
-        "engine": {"kind": "synthetic", "gpus": 0, "args": {"tokens_per_s": 1000.0}},
+        "engine": {"kind": "synthetic", "gpus": 0, "args": {"tokens_per_s": 2000.0}},
         "limits": {"object_store_bytes": 200 << 20, "batch_samples": 4},
     }
     path = tmp_path / "run.yaml"
@@ -72,25 +72,14 @@ def assert_complete(folder: Path) -> None:
         np.testing.assert_array_equal(bits, expected)
 
 
-@pytest.mark.parametrize(
-    ("actor", "said"),
-    [
-        ("Coordinator", "the coordinator died; a new one starts from the manifests"),
-        ("SyntheticEngine", r"engine-0 died .*; replacing it"),
-        ("WriterActor", r"writer-0 died .*; replacing it"),
-    ],
-)
-def test_a_killed_actor_is_replaced_and_the_run_completes(
-    run: Path, tmp_path: Path, actor: str, said: str
-) -> None:
+def test_a_killed_coordinator_is_replaced_while_the_engine_goes_on(run: Path, tmp_path: Path) -> None:
     collecting = Collecting(run)
     try:
         collecting.until("engine-0: its states are made up")
         engine = pid_of(collecting, "SyntheticEngine")
-        os.kill(pid_of(collecting, actor), signal.SIGKILL)
-        collecting.until(said)
-        if actor == "Coordinator":
-            assert pid_of(collecting, "SyntheticEngine") == engine
+        os.kill(pid_of(collecting, "Coordinator"), signal.SIGKILL)
+        collecting.until("the coordinator died; a new one starts from the manifests")
+        assert pid_of(collecting, "SyntheticEngine") == engine
         assert collecting.wait() == 0, collecting.text
     finally:
         collecting.end()
@@ -102,7 +91,7 @@ def test_a_killed_actor_is_replaced_and_the_run_completes(
 def test_a_killed_driver_is_resumed_by_the_same_command(run: Path, tmp_path: Path) -> None:
     collecting = Collecting(run)
     try:
-        collecting.until(r"[1-9]\d*/200 samples")
+        collecting.until("engine-0: its states are made up")
         collecting.process.kill()
         collecting.process.wait()
     finally:
