@@ -73,14 +73,14 @@ def classify(error: RayError) -> Failure:
     lives. So is `EngineDead` in a writer's call.
     """
     if not isinstance(error, RayTaskError):
-        reason = _one_line(error)
+        reason = one_line(error)
         if isinstance(error, RayActorError):
             return Failure(Fault.MEMBER, reason, preempted=error.preempted)
         if isinstance(error, ObjectStoreFullError | OutOfDiskError):
             return Failure(Fault.CAPACITY, reason)
         return Failure(Fault.OBJECT_LOST, reason)
     cause = error.cause
-    reason = f"{type(cause).__name__}: {_one_line(cause)}"
+    reason = f"{type(cause).__name__}: {one_line(cause)}"
     if isinstance(cause, StorageFull):
         return Failure(Fault.FULL, reason)
     if isinstance(cause, ObjectStoreFullError | OutOfDiskError):
@@ -105,6 +105,7 @@ def classify_put(error: RayError) -> Failure:
     return failure
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """The first line of an error's text that says something, else the name of its class."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -19,6 +19,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from actors.budgets import FailureRate
 from actors.capture.proof import report_lines
 from actors.coordinator import Coordinator
+from actors.failures import one_line
 from actors.messages import EngineInfo
 from actors.run_messages import CoordinatorSpec, RunSummary
 from cluster.config import RunConfig
@@ -132,7 +133,7 @@ class Driver:
             self._replace_coordinator(error)
 
     def _replace_coordinator(self, error: RayActorError) -> None:
-        reason = str(error).splitlines()[0]
+        reason = one_line(error)
         self._spend("the coordinator", reason)
         say("the coordinator died; a new one starts from the manifests, engines go on")
         logger.warning("coordinator died: %s", reason)
@@ -157,7 +158,7 @@ class Driver:
                 raise cause from error
             self._failed_start(member, str(cause))
         except RayError as error:
-            self._failed_start(member, str(error).splitlines()[0])
+            self._failed_start(member, one_line(error))
         else:
             self._failed_starts = 0
             if isinstance(member.info, EngineInfo):
@@ -289,4 +290,4 @@ def _cause(error: RayTaskError) -> Exception:
     cause = error.cause
     if isinstance(cause, HsdumpError):
         return cause
-    return EngineDead(f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause) else ''}")
+    return EngineDead(f"{type(cause).__name__}: {one_line(cause)}")

@@ -16,6 +16,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.engine import EngineActor
+from actors.failures import one_line
 from actors.messages import EngineInfo, EngineSpec, WriterInfo, WriterSpec
 from actors.synthetic import SyntheticEngine
 from actors.writer import CONCURRENCY_GROUPS, WriterActor
@@ -140,7 +141,7 @@ class Fleet:
                 ray.get(call)
             except ray.exceptions.RayError as error:
                 # A member that died meanwhile is found by the new coordinator, like any other death.
-                logger.warning("a member didn't come to rest: %s", str(error).splitlines()[0])
+                logger.warning("a member didn't come to rest: %s", one_line(error))
 
     def shutdown(self) -> None:
         """Ends every member, engines first so that SGLang's processes go in order."""
