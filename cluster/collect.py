@@ -12,9 +12,7 @@ from pathlib import Path
 
 import ray
 
-from actors.balance import Limits
-from actors.messages import CaptureSpec, EngineSpec, WriterSpec
-from actors.run_messages import CoordinatorSpec, RunSummary
+from actors.run_messages import RunSummary
 from cluster.config import load_run
 from cluster.driver import Driver
 from cluster.fleet import Fleet
@@ -24,18 +22,14 @@ from cluster.repair import repair_before_run
 from cluster.report import say, say_account, say_next_steps, say_prepared
 from cluster.run import Run, resolve
 from cluster.session import connect
+from cluster.specs import coordinator_spec, engine_spec, writer_spec
 from storage.dump import ROOT_KEY, DumpHeader, check_identity, open_or_create, read_header
 from storage.errors import IncompleteRun, OutputError
 from storage.files import Store
-from storage.layout import Layout
 from storage.prompts import PreparedSummary, prepare, prompts_identity, read_prepared
 from storage.table import read_account
 
 RUN_KEY = "run.json"
-_INFLIGHT_SHARE = 0.4
-"""Of a node's object store: one part in flight, one for the copy that a writer on another node pulls, and air."""
-_BATCHES_PER_ENGINE = 3
-"""One is prefilled, one waits, one drains: the engine never waits for a writer."""
 
 
 def collect(run_file: str, overrides: Sequence[str], *, address: str | None, start: Path) -> None:
@@ -69,7 +63,7 @@ def collect(run_file: str, overrides: Sequence[str], *, address: str | None, sta
         places = place_engines(nodes, gpus, config.engine.count)
         fleet = _fleet(store, run, header, gpus, nodes, session.log_dir)
         started = time.time()
-        driver = Driver(store, config, fleet, gpus, _coordinator(store, run, header.layout, nodes))
+        driver = Driver(store, config, fleet, gpus, coordinator_spec(run, header.layout, nodes, store.url))
         summary = driver.run(nodes, places)
     _record(store, run, session.log_dir, started, summary)
     account = summary.account
@@ -127,58 +121,8 @@ def _fleet(
         seeing = [n for n in nodes if n.node_id == head]
         prompts_urls = ship_prompts(store, [n for n in nodes if n.node_id != head], run.run_id)
     check_nodes_see(store, seeing)
-    engine = EngineSpec(
-        name="",
-        kind=config.engine.kind,
-        prompts_url=store.url,
-        run_id=run.run_id,
-        model_path=run.model_path,
-        model_source=run.model_source,
-        revision=config.model.revision,
-        dtype=config.model.dtype,
-        gpus=gpus,
-        replicas=config.engine.replicas,
-        trust_remote_code=config.model.trust_remote_code,
-        capture=CaptureSpec(run.boundaries, run.final, run.final_normed, run.model.num_layers, header.layout),
-        ring_bytes=config.limits.ring_bytes,
-        log_dir=str(log_dir),
-        load_timeout_s=config.engine.load_timeout_s,
-        stall_timeout_s=config.engine.stall_timeout_s,
-        server_args=config.engine.args,
-    )
-    writer = WriterSpec(
-        name="",
-        dump_url=store.url,
-        run_id=run.run_id,
-        shard_bytes=config.writers.shard_bytes,
-        shard_age_s=config.writers.shard_age_s,
-        idle_s=config.writers.idle_s,
-    )
-    return Fleet(engine, writer, prompts_urls)
-
-
-def _coordinator(store: Store, run: Run, layout: Layout, nodes: Sequence[Node]) -> CoordinatorSpec:
-    limits = run.config.limits
-    in_flight_bytes = limits.inflight_bytes
-    if in_flight_bytes == "auto":
-        in_flight_bytes = int(_INFLIGHT_SHARE * min(n.object_store_bytes for n in nodes))
-    return CoordinatorSpec(
-        dump_url=store.url,
-        run_id=run.run_id,
-        layout=layout,
-        limits=Limits(
-            batch_tokens=limits.batch_tokens,
-            batch_bytes=in_flight_bytes // _BATCHES_PER_ENGINE,
-            batch_samples=limits.batch_samples,
-            batches_per_engine=_BATCHES_PER_ENGINE,
-            in_flight_bytes=in_flight_bytes,
-            retries=limits.sample_retries,
-            failures_in_a_row=limits.breaker_failures,
-        ),
-        infrastructure_per_hour=limits.losses_per_hour,
-        stall_timeout_s=run.config.engine.stall_timeout_s,
-        drain_timeout_s=limits.drain_timeout_s,
-    )
+    engine = engine_spec(run, header.layout, gpus, store.url, str(log_dir))
+    return Fleet(engine, writer_spec(run, store.url), prompts_urls)
 
 
 def _record(store: Store, run: Run, log_dir: Path, started: float, summary: RunSummary) -> None:
