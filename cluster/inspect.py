@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
+from cluster.preview import coloured, load_tokenizer, stretches
 from cluster.report import size
 from storage.errors import ConfigError
 from storage.files import Store
@@ -109,27 +108,11 @@ def _print_sample(console: Console, dump: Dump, sample: Sample) -> None:
             f"{norms.max():.2f} (token {int(norms.argmax())})",
         )
     console.print(table)
-    text = _text(dump, ids.tolist(), mask.tolist())
-    if text is None:
+    tokenizer = load_tokenizer(dump.header.model_path)
+    if tokenizer is None:
         console.print(
             f"\nthe tokenizer isn't at {dump.header.model_path}; token ids: {ids[:32].tolist()} ..."
         )
         return
     console.print("\ntext, [bold green]supervised tokens in green[/]:")
-    console.print(text)
-
-
-def _text(dump: Dump, ids: list[int], mask: list[bool]) -> Text | None:
-    """The decoded sample; runs of equal mask are decoded together, so that characters of many tokens survive."""
-    if not Path(dump.header.model_path).is_dir():
-        return None
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(dump.header.model_path)
-    text = Text()
-    start = 0
-    for stop in range(1, len(ids) + 1):
-        if stop == len(ids) or mask[stop] != mask[start]:
-            text.append(tokenizer.decode(ids[start:stop]), style="bold green" if mask[start] else "dim")
-            start = stop
-    return text
+    console.print(coloured(stretches(tokenizer, ids.tolist(), mask.tolist())))
