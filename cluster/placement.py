@@ -18,6 +18,7 @@ class Node:
     Attributes:
         gpus: GPUs that Ray counts there.
         object_store_bytes: size of its object store.
+        memory_bytes: memory beside that, as Ray counts it; 0 where nobody says.
     """
 
     node_id: str
@@ -26,6 +27,7 @@ class Node:
     cpus: int
     gpus: int
     object_store_bytes: int
+    memory_bytes: int = 0
 
 
 def read_nodes() -> list[Node]:
@@ -38,6 +40,7 @@ def read_nodes() -> list[Node]:
             cpus=int(n["Resources"].get("CPU", 0)),
             gpus=int(n["Resources"].get("GPU", 0)),
             object_store_bytes=int(n["Resources"].get("object_store_memory", 0)),
+            memory_bytes=int(n["Resources"].get("memory", 0)),
         )
         for n in ray.nodes()
         if n["Alive"]
