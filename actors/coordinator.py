@@ -16,6 +16,7 @@ from actors.crew import Crew
 from actors.failures import Failure, Fault
 from actors.ledger import Ledger
 from actors.messages import EngineInfo, WriteAck, WriterInfo
+from actors.meter import Meter, peak_memory_bytes
 from actors.rows import State
 from actors.run_messages import CoordinatorSpec, Loss, MemberStatus, RunSummary, Status
 from storage.claims import first_free, revoke
@@ -57,8 +58,7 @@ class Coordinator:
         self._paused_until_s = 0.0
         self._full_since_s: float | None = None
         self._stored_bytes = 0
-        self._first_dispatch_s: float | None = None
-        self._last_commit_s = 0.0
+        self._meter = Meter()
         self._sealed_up_to = -1
         self._capacity = 0
 
@@ -93,9 +93,16 @@ class Coordinator:
                 raise self._error
             account = await self._finalise() if self._ledger.finished else None
             events = dict(self._ledger.events)
-            work_s = max(0.0, self._last_commit_s - (self._first_dispatch_s or self._last_commit_s))
+            work_s, cpu_s = self._meter.spent()
             return RunSummary(
-                self._ledger.counts(), account, self._stopped, self._stored_bytes, work_s, events
+                self._ledger.counts(),
+                account,
+                self._stopped,
+                self._stored_bytes,
+                work_s,
+                events,
+                cpu_s,
+                peak_memory_bytes(),
             )
         finally:
             self._end()
@@ -209,7 +216,7 @@ class Coordinator:
                     await self._seal_all()
                     continue
                 for dispatch in iter(self._ledger.next_batch, None):
-                    self._first_dispatch_s = self._first_dispatch_s or _now_s()
+                    self._meter.begin()
                     engine = self._crew.engines[dispatch.engine]
                     writer = self._crew.writers[dispatch.writer]
                     self._carries.add(self._spawn(self._carrier.carry(dispatch, engine, writer)))
@@ -310,7 +317,7 @@ class Coordinator:
             self._crew.known_shards.add(shard.shard)
             self._ledger.committed(shard.rows)
             self._stored_bytes += shard.stored_bytes
-            self._last_commit_s = _now_s()
+            self._meter.lap()
             self._sealed_up_to = max(self._sealed_up_to, shard.shard)
         if ack.sealed or ack.written:
             self._full_since_s = None

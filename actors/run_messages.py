@@ -128,6 +128,8 @@ class RunSummary:
         stored_bytes: of the shards sealed in this coordinator's life.
         work_s: from the first dispatch to the last commit of this coordinator's life.
         events: what went wrong, counted by class.
+        cpu_s: CPU time of this coordinator's process in the same span.
+        peak_bytes: most memory that its process ever held.
     """
 
     counts: Counts
@@ -136,3 +138,5 @@ class RunSummary:
     stored_bytes: int
     work_s: float
     events: Mapping[str, int]
+    cpu_s: float = 0.0
+    peak_bytes: int = 0
