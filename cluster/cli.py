@@ -50,6 +50,29 @@ def collect(
 
 
 @app.command()
+def plan(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster to plan for, `auto` for the one of this machine.")
+    ] = None,
+    speed: Annotated[
+        float | None,
+        typer.Option(min=0.0, metavar="TOKENS/S", help="Speed of one engine, for the time that it takes."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say what a run will do and take, and why it can't work, before anything is spent."""
+    from cluster.plan import make_plan
+    from cluster.plan_view import print_plan
+
+    made = make_plan(run_file, overrides or (), address=address, start=Path.cwd(), tokens_per_s=speed)
+    print_plan(made, as_json)
+    if made.problems:
+        raise typer.Exit(2)
+
+
+@app.command()
 def verify(
     dump: DumpUrl,
     reference: Annotated[

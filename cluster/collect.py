@@ -83,7 +83,7 @@ def collect(run_file: str, overrides: Sequence[str], *, address: str | None, sta
 
 def _open_dump(store: Store, run: Run) -> tuple[DumpHeader, PreparedSummary]:
     """Prepares the prompts and makes the dump, or recognises the ones that are there."""
-    _refuse_foreign(store)
+    refuse_foreign(store)
     prepared = read_prepared(store)
     if prepared is not None and store.exists(ROOT_KEY):
         header = read_header(store)
@@ -96,7 +96,7 @@ def _open_dump(store: Store, run: Run) -> tuple[DumpHeader, PreparedSummary]:
     return open_or_create(store, run.identity(prepared.identity), layout, _versions()), prepared
 
 
-def _refuse_foreign(store: Store) -> None:
+def refuse_foreign(store: Store) -> None:
     """A folder with other things in it isn't filled with a dump."""
     root = store.local_root
     if root is None or not root.exists():

@@ -80,7 +80,7 @@ class Pace:
             parts.insert(1, f"{rate:,.0f} tokens/s")
             left = status.tokens - status.committed_tokens
             if rate > 0:
-                parts.insert(2, f"{_duration(left / rate)} to go")
+                parts.insert(2, f"{duration(left / rate)} to go")
         if status.paused:
             parts.append(f"paused: {status.paused}")
         if status.last_problem:
@@ -88,7 +88,8 @@ class Pace:
         return ", ".join(parts)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds for people: 5 h 07 min."""
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours} h {m:02d} min" if hours else f"{m} min {s:02d} s" if m else f"{s} s"

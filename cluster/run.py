@@ -20,7 +20,7 @@ from storage.identity import Identity
 from storage.layout import Layout, State, shard_rows_for
 from storage.prompts import LossMask, PromptSpec
 
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt")
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt")
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def model_digest(folder: Path) -> str:
     """xxh3-64 of config.json and of the weight files' names and sizes: cheap, and sees another checkpoint."""
     digest = xxhash.xxh3_64((folder / "config.json").read_bytes())
     for file in sorted(folder.iterdir()):
-        if file.suffix in _WEIGHT_SUFFIXES:
+        if file.suffix in WEIGHT_SUFFIXES:
             digest.update(f"{file.name}:{file.stat().st_size};".encode())
     return digest.hexdigest()
 

@@ -1,0 +1,294 @@
+"""``hsdump plan``: what a run will do and take, and every reason why it can't work, before anything is spent.
+
+It resolves, prepares and places with the functions that `collect` uses, and writes nothing to the output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.capture import flags
+from actors.capture.boundary import BoundaryRow, boundary_table
+from cluster.collect import refuse_foreign
+from cluster.config import RunConfig, load_run
+from cluster.forecast import (
+    EnginesForecast,
+    MemoryForecast,
+    RowsForecast,
+    SizeForecast,
+    TimeForecast,
+    forecast_engines,
+    forecast_memory,
+    forecast_rows,
+    forecast_size,
+    forecast_time,
+    memory_problems,
+    size_problems,
+)
+from cluster.machine import gpu_bytes, this_machine
+from cluster.output import check_nodes_see, open_output
+from cluster.placement import Node, gpus_per_engine, place_engines, read_nodes
+from cluster.preview import Stretch, load_tokenizer, stretches
+from cluster.run import WEIGHT_SUFFIXES, Run, resolve
+from cluster.session import connect
+from cluster.specs import coordinator_spec, engine_spec
+from storage.dump import ROOT_KEY, check_identity, read_header
+from storage.errors import HsdumpError, OutputError
+from storage.files import Store
+from storage.layout import Layout
+from storage.manifest import committed_samples, read_manifests
+from storage.prompts import PromptTable, prepare, prompts_identity, read_prepared
+
+PREVIEW_TOKENS = 400
+"""The preview is the first row of at most so many tokens, so that it fits a screen."""
+
+
+@dataclass
+class Plan:
+    """What was found out; a part is None where a problem stands in its way.
+
+    Attributes:
+        problems: why the run can't work, one line each with the remedy; empty when it can.
+        model: name, architecture and shape.
+        flags: SGLang's arguments that aren't the user's own, with their values.
+        preview: id and pieces of one sample.
+        resumes: the output holds this run's dump already.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    model: dict[str, Any] | None = None
+    output: str | None = None
+    resumes: bool = False
+    rows: RowsForecast | None = None
+    boundaries: tuple[BoundaryRow, ...] = ()
+    size: SizeForecast | None = None
+    engines: EnginesForecast | None = None
+    memory: MemoryForecast | None = None
+    time: TimeForecast | None = None
+    flags: dict[str, Any] = field(default_factory=dict)
+    preview: tuple[str, tuple[Stretch, ...]] | None = None
+
+    @contextlib.contextmanager
+    def part(self) -> Iterator[None]:
+        """What goes wrong inside is a problem of the run, and the plan goes on with what doesn't need it."""
+        try:
+            yield
+        except HsdumpError as error:
+            self.problems.append(" ".join(str(error).split()))
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Prepared rows, wherever they are.
+
+    Attributes:
+        rows: int64 [to_collect], their numbers.
+        tokens: int32 [to_collect].
+        committed: bool [to_collect].
+    """
+
+    table: PromptTable
+    rows: NDArray[np.int64]
+    tokens: NDArray[np.int32]
+    committed: NDArray[np.bool_]
+
+
+def make_plan(
+    run_file: str,
+    overrides: Sequence[str],
+    *,
+    address: str | None,
+    start: Path,
+    tokens_per_s: float | None = None,
+) -> Plan:
+    """Finds everything out.
+
+    Args:
+        run_file: RUN.yaml, a path or an fsspec URL.
+        overrides: ``key.sub=value``.
+        address: Ray cluster to plan for; None plans for this machine, unless RAY_ADDRESS names one.
+        start: folder that relative paths start from.
+        tokens_per_s: speed of one engine, where it is known.
+
+    Raises:
+        ConfigError: the run file itself can't be read.
+    """
+    config = load_run(run_file, overrides)
+    plan = Plan()
+    run, store = None, None
+    with plan.part():
+        run = resolve(config, start)
+    with plan.part():
+        store = _output(open_output(config.output, start))
+        plan.output = store.url
+    with contextlib.ExitStack() as stack:
+        nodes: list[Node] = []
+        with plan.part():
+            nodes = _nodes(stack, config, address)
+        places = _place(plan, config, nodes)
+        if nodes and store is not None and (address or os.environ.get("RAY_ADDRESS")):
+            with plan.part():
+                _check_seen(config, store, nodes)
+        if run is not None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hsdump-plan-"))
+            _plan_run(plan, run, store, Store(folder), nodes, places, tokens_per_s)
+    return plan
+
+
+def _output(store: Store) -> Store:
+    """Refuses an output that can't be written, without leaving anything there."""
+    root = store.local_root
+    if root is None:
+        store.require_put_if_absent()
+        return store
+    there = _existing(root)
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise OutputError(f"output {root}: {there} can't be written by this user; name another folder")
+    return store
+
+
+def _nodes(stack: contextlib.ExitStack, config: RunConfig, address: str | None) -> list[Node]:
+    if address or os.environ.get("RAY_ADDRESS"):
+        stack.enter_context(connect(address, None))
+        return read_nodes()
+    return [this_machine(config.limits.object_store_bytes)]
+
+
+def _place(plan: Plan, config: RunConfig, nodes: Sequence[Node]) -> list[str]:
+    places: list[str] = []
+    if nodes:
+        gpus = gpus_per_engine(config.engine.gpus, nodes)
+        with plan.part():
+            places = place_engines(nodes, gpus, config.engine.count)
+        plan.engines = forecast_engines(nodes, places, gpus)
+    return places
+
+
+def _check_seen(config: RunConfig, store: Store, nodes: Sequence[Node]) -> None:
+    if config.writers.place == "head":
+        return
+    root = store.local_root
+    made = root is not None and not root.exists()
+    try:
+        check_nodes_see(store, nodes)
+    finally:
+        if made and root is not None and root.exists():
+            for folder in (root / ".tmp", root):
+                with contextlib.suppress(OSError):  # something else is in it by now
+                    folder.rmdir()
+
+
+def _plan_run(
+    plan: Plan,
+    run: Run,
+    store: Store | None,
+    scratch: Store,
+    nodes: Sequence[Node],
+    places: Sequence[str],
+    tokens_per_s: float | None,
+) -> None:
+    plan.model = {
+        "path": run.model_source,
+        "architecture": run.model.architecture,
+        "num_layers": run.model.num_layers,
+        "hidden_size": run.model.hidden_size,
+        "dtype": run.config.model.dtype,
+    }
+    gpus = gpus_per_engine(run.config.engine.gpus, nodes) if nodes else 0
+    plan.boundaries = boundary_table(engine_spec(run, run.layout(1), gpus, "", "").capture)
+    with plan.part():
+        plan.flags = _flags(run, gpus)
+    prepared = None
+    with plan.part():
+        prepared = _prepare(plan, run, store, scratch)
+    if prepared is None:
+        return
+    plan.rows = forecast_rows(prepared.table.summary, prepared.tokens)
+    with plan.part():
+        plan.preview = _preview(run, prepared)
+    longest = prepared.table.summary.longest_tokens
+    layout = run.layout(longest)
+    if store is not None:
+        plan.size = _size(run, layout, prepared, store, places)
+        plan.problems += size_problems(plan.size, store.url)
+        if tokens_per_s is not None and places:
+            plan.time = forecast_time(plan.size, len(places), tokens_per_s)
+    if nodes:
+        with plan.part():
+            engine = engine_spec(run, layout, gpus, "", "")
+            coordinator = coordinator_spec(run, layout, nodes, "")
+            weights = _weights_bytes(Path(run.model_path))
+            plan.memory = forecast_memory(engine, coordinator, nodes, longest, weights, gpu_bytes())
+            plan.problems += memory_problems(plan.memory)
+
+
+def _prepare(plan: Plan, run: Run, store: Store | None, scratch: Store) -> _Prepared:
+    """The prepared rows: the output's own, or made in a scratch folder."""
+    committed_rows: set[int] = set()
+    there = None
+    if store is not None:
+        with plan.part():
+            refuse_foreign(store)
+            there = read_prepared(store)
+            if there is not None and store.exists(ROOT_KEY):
+                check_identity(store, read_header(store), run.identity(prompts_identity(run.prompts)))
+                committed_rows = set(committed_samples(read_manifests(store)))
+                plan.resumes = True
+    if there is None or not plan.resumes:
+        prepare(scratch, run.prompts)
+    table = PromptTable(store if plan.resumes and store is not None else scratch)
+    rows = np.flatnonzero(table.status == 0)
+    committed = np.isin(rows, np.fromiter(committed_rows, np.int64, len(committed_rows)))
+    return _Prepared(table, rows, table.tokens[rows], committed)
+
+
+def _size(run: Run, layout: Layout, prepared: _Prepared, store: Store, places: Sequence[str]) -> SizeForecast:
+    writers = run.config.writers
+    count = writers.per_node * (len(set(places)) if writers.place == "node" else 1)
+    return forecast_size(
+        layout, prepared.tokens, prepared.committed, writers.shard_bytes, count, _free_bytes(store)
+    )
+
+
+def _free_bytes(store: Store) -> int | None:
+    return None if store.local_root is None else Store(str(_existing(store.local_root))).free_bytes()
+
+
+def _existing(path: Path) -> Path:
+    return next(p for p in (path, *path.parents) if p.exists())
+
+
+def _flags(run: Run, gpus: int) -> dict[str, Any]:
+    """Arguments that SGLang is started with and that aren't the user's own; checks the user's by name."""
+    if run.config.engine.kind != "sglang":
+        return {}
+    spec = engine_spec(run, run.layout(1), gpus, "", "")
+    if importlib.util.find_spec("sglang") is None:  # planned on a machine without it
+        return dict.fromkeys(flags.FORCED_ON, True)
+    given = flags.server_args(spec, flags.installed_fields())
+    own = flags.server_args(replace(spec, server_args={}), given)
+    return {name: value for name, value in own.items() if given.get(name) == value}
+
+
+def _weights_bytes(folder: Path) -> int:
+    return sum(f.stat().st_size for f in folder.iterdir() if f.suffix in WEIGHT_SUFFIXES)
+
+
+def _preview(run: Run, prepared: _Prepared) -> tuple[str, tuple[Stretch, ...]] | None:
+    tokenizer = load_tokenizer(run.model_path, run.config.model.trust_remote_code)
+    if tokenizer is None:
+        return None
+    short = np.flatnonzero(prepared.tokens <= PREVIEW_TOKENS)
+    at = int(short[0]) if short.size else int(prepared.tokens.argmin())
+    row = prepared.table.load(int(prepared.rows[at]))
+    return row.sample_id, stretches(tokenizer, row.token_ids.tolist(), row.loss_mask.tolist())
