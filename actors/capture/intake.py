@@ -55,8 +55,14 @@ class Intake:
         self._fence_number = 0
         self._lock = threading.Lock()
         self._closed = False
+        self._waits_s: dict[Channel, float] = {}
         self.progress = 0
         threading.Thread(target=self._accept, name="hsdump-accept", daemon=True).start()
+
+    @property
+    def ring_wait_s(self) -> float:
+        """Seconds that forwards have waited for room in the rings so far."""
+        return sum(self._waits_s.copy().values())
 
     def route(self, rid: str, sink: Sink) -> None:
         """Chunks of ``rid`` go to ``sink`` from now on."""
@@ -118,6 +124,7 @@ class Intake:
                 message, _ = channel.receive()
                 if "block" in message and memory is not None:
                     self._drain(memory, message)
+                    self._waits_s[channel] = float(message["waited_s"])
                     channel.send({"free": message["block"]})
                 elif "ring" in message:
                     memory = self._give_ring(channel)

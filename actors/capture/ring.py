@@ -12,6 +12,7 @@ import logging
 import mmap
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -126,6 +127,9 @@ class RingProducer:
         channel: to the actor; alarms go there too.
         memory: the mapped ring.
         on_message: gets every message that isn't about the ring.
+
+    Attributes:
+        waited_s: seconds that forwards have waited for room so far.
     """
 
     def __init__(
@@ -137,6 +141,7 @@ class RingProducer:
         self._allocator = RingAllocator(memory.size)
         self._changed = threading.Condition()
         self._closed = False
+        self.waited_s = 0.0
         threading.Thread(target=self._listen, name="hsdump-ring", daemon=True).start()
 
     def take(self, size: int, alarm_s: float = ALARM_S) -> int | None:
@@ -161,7 +166,10 @@ class RingProducer:
                 offset = self._allocator.take(size)
                 if offset is not None:
                     return offset
-                if not self._changed.wait(alarm_s) and not waited:
+                began_s = time.monotonic()
+                in_time = self._changed.wait(alarm_s)
+                self.waited_s += time.monotonic() - began_s
+                if not in_time and not waited:
                     waited = True
                     self._alarm(size, alarm_s)
 

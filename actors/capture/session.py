@@ -135,6 +135,10 @@ class CaptureSession:
         """A counter that moves whenever states arrive or the engine answers."""
         return self._answers + (self._intake.progress if self._intake else 0)
 
+    def ring_wait_s(self) -> float:
+        """Seconds that forwards have waited for room in the rings so far."""
+        return self._intake.ring_wait_s if self._intake else 0.0
+
     def check_alive(self) -> None:
         """Returns while the engine can work.
 

@@ -118,6 +118,7 @@ class Tap:
         self._blocks += 1
         block = {
             "block": self._blocks,
+            "waited_s": self._ring.waited_s,
             "offset": offset,
             "rows": rows,
             "parts": parts,
