@@ -14,6 +14,7 @@ from typing import Any
 from actors.carrier import Carrier
 from actors.crew import Crew
 from actors.failures import Failure, Fault
+from actors.figures import EngineTimes
 from actors.ledger import Ledger
 from actors.messages import EngineInfo, WriteAck, WriterInfo
 from actors.meter import Meter, peak_memory_bytes
@@ -59,6 +60,7 @@ class Coordinator:
         self._full_since_s: float | None = None
         self._stored_bytes = 0
         self._meter = Meter()
+        self._times = EngineTimes()
         self._sealed_up_to = -1
         self._capacity = 0
 
@@ -152,7 +154,8 @@ class Coordinator:
     async def status(self) -> Status:
         """Where the run stands."""
         await self._ready()
-        ledger = self._ledger
+        ledger, figures = self._ledger, await self._crew.figures()
+        self._look_at_engines()
         return Status(
             counts=ledger.counts(),
             tokens=self._tokens,
@@ -162,11 +165,21 @@ class Coordinator:
             in_flight_bytes=ledger.permits.used(),
             in_flight_limit_bytes=ledger.permits.budget_bytes,
             engines=tuple(
-                MemberStatus(e.name, e.node, len(e.batches), e.tokens, e.done_samples)
+                MemberStatus(
+                    e.name,
+                    e.node,
+                    len(e.batches),
+                    e.tokens,
+                    e.done_samples,
+                    self._times.busy_s(e.name),
+                    self._times.waiting_s(e.name),
+                    figures=figures.get(e.name),
+                )
                 for e in ledger.engines.all()
             ),
             writers=tuple(
-                MemberStatus(w.name, w.node, incoming_bytes=w.size_bytes) for w in ledger.writers.all()
+                MemberStatus(w.name, w.node, incoming_bytes=w.size_bytes, figures=figures.get(w.name))
+                for w in ledger.writers.all()
             ),
             events=dict(ledger.events),
             last_problem=self._crew.last_problem,
@@ -174,6 +187,15 @@ class Coordinator:
         )
 
     # ---- the run
+
+    def _look_at_engines(self) -> None:
+        engines = self._ledger.engines.all()
+        self._times.look(
+            _now_s(),
+            [e.name for e in engines if e.batches],
+            [e.name for e in engines if not e.batches],
+            self._ledger.rows.count(State.PENDING) > 0,
+        )
 
     async def _ready(self) -> None:
         await self._loaded.wait()
@@ -210,6 +232,7 @@ class Coordinator:
         """Dispatches until the end is in sight or something stops it."""
         while not (self._error or self._stopped or self._ledger.finished):
             news = self._news  # before anything is looked at, so that no news is missed
+            self._look_at_engines()
             self._end_pause()
             if self._paused is None:
                 if self._ledger.settled:

@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 
 from actors.budgets import FailureRate
 from actors.failures import Failure, Fault, classify
+from actors.figures import Figures
 from actors.ledger import Ledger
 from actors.messages import EngineInfo, WriteAck, WriterInfo
 from actors.run_messages import CoordinatorSpec, Loss
@@ -25,6 +26,7 @@ from storage.manifest import Manifest, read_manifests
 logger = logging.getLogger(__name__)
 
 _GONE_WITHIN_S = 10.0
+_FIGURES_WITHIN_S = 1.0
 _HOUR_S = 3600.0
 
 
@@ -116,6 +118,13 @@ class Crew:
         if not self._closed:
             self._lost.clear()
         return losses
+
+    async def figures(self) -> dict[str, Figures]:
+        """What the members say of their work; who doesn't answer in time is left out."""
+        members = (*self.engines.values(), *self.writers.values())
+        calls = [asyncio.wait_for(_await(m.handle.figures.remote()), _FIGURES_WITHIN_S) for m in members]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        return {m.name: a for m, a in zip(members, answers, strict=True) if isinstance(a, Figures)}
 
     def close(self) -> None:
         """Ends the watching; what waits in `next_losses` returns."""

@@ -21,6 +21,7 @@ import ray
 
 from actors.capture.job import CaptureJob
 from actors.capture.session import CaptureSession
+from actors.figures import Figures
 from actors.messages import Batch, BatchRecord, EngineInfo, EngineSpec
 from actors.models import local_model
 from storage.errors import EngineDead
@@ -99,6 +100,10 @@ class EngineActor:
     async def ping(self) -> int:
         """A counter that moves whenever the engine makes progress."""
         return self._session.progress()
+
+    async def figures(self) -> Figures:
+        """How it spent its time so far."""
+        return Figures(ring_wait_s=self._session.ring_wait_s())
 
     async def abort_all(self) -> None:
         """Gives up everything in flight; for a coordinator that replaces another."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from actors.balance import Limits
+from actors.figures import Figures
 from actors.rows import Counts
 from storage.layout import Layout
 from storage.table import Account
@@ -73,7 +74,10 @@ class MemberStatus:
         batches: in flight, for an engine.
         tokens: outstanding, for an engine.
         done_samples: answered, for an engine.
+        busy_s: with work, for an engine.
+        waiting_s: without work while rows were waiting, for an engine.
         incoming_bytes: dispatched to it and not yet there, for a writer.
+        figures: what it says of itself; None while it doesn't answer.
     """
 
     name: str
@@ -81,7 +85,10 @@ class MemberStatus:
     batches: int = 0
     tokens: int = 0
     done_samples: int = 0
+    busy_s: float = 0.0
+    waiting_s: float = 0.0
     incoming_bytes: int = 0
+    figures: Figures | None = None
 
 
 @dataclass(frozen=True)

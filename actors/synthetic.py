@@ -18,6 +18,7 @@ import ray
 import xxhash
 from numpy.typing import NDArray
 
+from actors.figures import Figures
 from actors.messages import (
     Batch,
     BatchRecord,
@@ -170,6 +171,10 @@ class SyntheticEngine:
     async def ping(self) -> int:
         """Samples that it has finished."""
         return self._progress
+
+    async def figures(self) -> Figures:
+        """It has no ring to wait for."""
+        return Figures()
 
     async def abort_all(self) -> None:
         """Forgets every batch; whoever waits for a segment gets a cancellation."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from actors.figures import Figures, timed
 from actors.messages import (
     Batch,
     BatchRecord,
@@ -45,6 +46,7 @@ class WriterActor:
         self._prompts = PromptTable(store)
         self._shards = ShardWriter(store, self._layout, spec.run_id, spec.name, spec.shard_bytes)
         self._placed: dict[str, dict[int, int]] = {}  # batch -> row -> tokens that were put
+        self.figures_now = Figures()
         self._calls = 0
 
     def __repr__(self) -> str:
@@ -54,6 +56,11 @@ class WriterActor:
     def ping(self) -> int:
         """A counter that moves with every call that touched a shard."""
         return self._calls
+
+    @ray.method(concurrency_group="control")
+    def figures(self) -> Figures:
+        """How it spent its time so far."""
+        return self.figures_now
 
     @ray.method(concurrency_group="control")
     def start(self) -> WriterInfo:
@@ -66,6 +73,7 @@ class WriterActor:
         )
 
     @ray.method(concurrency_group="io")
+    @timed("write_s")
     def put(self, batch: Batch, index: int, segment: np.ndarray[Any, Any]) -> None:
         """Writes one segment of a batch to its place.
 
@@ -78,6 +86,7 @@ class WriterActor:
         self._calls += 1
         if segment.size == 0:
             return
+        self.figures_now = self.figures_now.more("written_bytes", segment.nbytes)
         placed = self._placed.setdefault(batch.batch_id, {})
         for piece, states in self._pieces(batch, index, segment):
             row = batch.samples[piece.sample].row
@@ -89,6 +98,7 @@ class WriterActor:
             placed[row] = piece.token_start + piece.rows
 
     @ray.method(concurrency_group="io")
+    @timed("seal_s")
     def finish(self, batch: Batch, record: BatchRecord) -> WriteAck:
         """Keeps the batch's good samples and gives up the failed ones; all its segments were put before."""
         self._calls += 1
@@ -111,12 +121,14 @@ class WriterActor:
         return WriteAck(tuple(written), self._sealed(), tuple(failed))
 
     @ray.method(concurrency_group="io")
+    @timed("seal_s")
     def tick(self) -> WriteAck:
         """Seals what has been open or idle for too long."""
         self._shards.seal_older_than(self._spec.shard_age_s, self._spec.idle_s)
         return WriteAck(sealed=self._sealed())
 
     @ray.method(concurrency_group="io")
+    @timed("seal_s")
     def seal(self) -> WriteAck:
         """Commits everything that is finished; unfinished samples are given up."""
         self._placed.clear()
