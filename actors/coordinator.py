@@ -232,7 +232,6 @@ class Coordinator:
         """Dispatches until the end is in sight or something stops it."""
         while not (self._error or self._stopped or self._ledger.finished):
             news = self._news  # before anything is looked at, so that no news is missed
-            self._look_at_engines()
             self._end_pause()
             if self._paused is None:
                 if self._ledger.settled:
@@ -243,6 +242,7 @@ class Coordinator:
                     engine = self._crew.engines[dispatch.engine]
                     writer = self._crew.writers[dispatch.writer]
                     self._carries.add(self._spawn(self._carrier.carry(dispatch, engine, writer)))
+            self._look_at_engines()
             self._error = self._error or self._out_of_budget()
             await self._grow()
             await _wait_for(news, _LOOK_EVERY_S)
