@@ -121,24 +121,29 @@ def test_suspect_never_passes_for_an_ordinary_row() -> None:
     assert pending.tokens == 14
 
 
-def test_engine_with_more_than_its_share_of_the_rest_gets_no_more() -> None:
-    ledger = with_crew(make_ledger([100] + [10] * 12, batches_per_engine=9), engines=2)
+def test_engine_with_a_full_batch_and_more_than_its_share_of_the_rest_gets_no_more() -> None:
+    ledger = with_crew(make_ledger([150] + [10] * 12, batches_per_engine=9), engines=2)
     given = all_batches(ledger)
     assert [b.engine for b in given][:2] == ["engine-0", "engine-1"]
     assert {b.engine for b in given[1:]} == {"engine-1"}
     assert sum(s.tokens for b in given[1:] for s in b.samples) < 120
 
 
-def test_batches_shrink_towards_the_end() -> None:
-    ledger = with_crew(make_ledger([1] * 100, batch_samples=100), engines=2)
+def test_batches_shrink_towards_the_end_to_a_quarter_of_a_full_one() -> None:
+    ledger = with_crew(make_ledger([1] * 400, batch_samples=100), engines=2)
     sizes = []
     while batches := all_batches(ledger):
         sizes += [len(b.samples) for b in batches]
         for batch in batches:
             finish(ledger, batch)
-    assert sizes[0] == 25
+    assert sizes[0] == 100
     assert sizes == sorted(sizes, reverse=True)
-    assert sizes[-1] == 1
+    assert sizes[-2] == 25
+
+
+def test_engine_with_less_than_a_full_batch_to_do_gets_the_rest_at_once() -> None:
+    ledger = with_crew(make_ledger([1] * 100, batch_samples=100, batches_per_engine=9))
+    assert sum(len(b.samples) for b in all_batches(ledger)) == 100
 
 
 def test_writer_on_the_same_node_is_preferred() -> None:
@@ -274,7 +279,7 @@ def test_bad_sample_fails_after_two_retries_and_its_neighbours_are_written() -> 
 
 
 def test_too_long_is_skipped_with_its_reason_and_never_retried() -> None:
-    ledger = with_crew(make_ledger([10, 5]))
+    ledger = with_crew(make_ledger([100, 5]))
     finish(ledger, next_batch(ledger), "too_long")
     assert ledger.rows.state(0) == State.SKIPPED
     assert ledger.rows.reason(0) == "too_long it is"
