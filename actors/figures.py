@@ -42,7 +42,7 @@ def timed(name: str) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Co
 
     def wrap(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
         @functools.wraps(method)
-        def timed_method(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+        def timed_method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
             began_s = time.perf_counter()
             try:
                 return method(self, *args, **kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from actors.run_messages import Status
+from cluster.lines import LOGGER
 from cluster.session import Session
 from storage.layout import Layout
 from storage.prompts import PreparedSummary
@@ -12,8 +13,8 @@ from storage.table import Account
 
 
 def say(line: str) -> None:
-    """Prints one line with the time, at once."""
-    print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True)
+    """Prints one line with the time, at once; see `cluster.lines`."""
+    LOGGER.info("%s", line)
 
 
 def size(size_bytes: float) -> str:
