@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from actors.run_messages import MemberStatus, Status
@@ -24,14 +24,17 @@ class MemberPace:
     """One engine or writer between two looks.
 
     Attributes:
-        tokens_per_s: captured by an engine, estimated by its share of the samples.
         busy: share of the time that it had work, None before the second look.
         waiting: share of the time that it had none although rows were waiting.
+        ring: share of the time that an engine's forwards waited for room in the ring.
+        bytes_per_s: that a writer was given.
+        seal: share of the time that a writer spent ending batches and committing shards.
     """
 
     status: MemberStatus
     busy: float | None = None
     waiting: float | None = None
+    ring: float = 0.0
     bytes_per_s: float = 0.0
     seal: float = 0.0
 
@@ -99,7 +102,7 @@ class Pacer:
         self._last, self._last_s = status, now_s
         left_s = (status.tokens - done) / rate if rate else None
         pace = Pace(status, done, status.tokens, rate, left_s, engines, writers, "nothing")
-        return Pace(**{**vars(pace), "bottleneck": bottleneck(pace, self._ring_share(status, seconds))})
+        return replace(pace, bottleneck=bottleneck(pace))
 
     def _rate(self) -> float | None:
         (first_s, first), (last_s, last) = self.looks[0], self.looks[-1]
@@ -114,43 +117,32 @@ class Pacer:
                 paces.append(MemberPace(member))
                 continue
             now, then = member.figures, earlier.figures
-            written = sealed = wrote = 0.0
+            written = sealed = wrote = ring = 0.0
             if now is not None and then is not None:
                 written = (now.written_bytes - then.written_bytes) / seconds
                 sealed = (now.seal_s - then.seal_s) / seconds
                 wrote = (now.write_s - then.write_s) / seconds
+                ring = (now.ring_wait_s - then.ring_wait_s) / seconds
             busy = (member.busy_s - earlier.busy_s) / seconds if kind == "engines" else wrote + sealed
             waiting = (member.waiting_s - earlier.waiting_s) / seconds
-            paces.append(MemberPace(member, min(1.0, busy), min(1.0, waiting), written, min(1.0, sealed)))
+            shares = (min(1.0, share) for share in (busy, waiting, ring))
+            paces.append(MemberPace(member, *shares, bytes_per_s=written, seal=min(1.0, sealed)))
         return tuple(paces)
 
     def _before(self, kind: str) -> Mapping[str, MemberStatus]:
         return {m.name: m for m in getattr(self._last, kind)} if self._last is not None else {}
 
-    def _ring_share(self, status: Status, seconds: float) -> float:
-        before = self._before("engines")
-        waits = [
-            (m.figures.ring_wait_s - e.figures.ring_wait_s) / seconds
-            for m in status.engines
-            if seconds > 0 and m.figures and (e := before.get(m.name)) is not None and e.figures
-        ]
-        return max(waits, default=0.0)
 
-
-def bottleneck(pace: Pace, ring_share: float) -> Where:
+def bottleneck(pace: Pace) -> Where:
     """What bounds the speed between the last two looks.
 
     Engines that always have work are the bound one wants. Where they wait although rows are pending, permits are
     used up: by writers that can't keep up, and then by what they spend their time with, or else by the way there.
-
-    Args:
-        pace: of the run.
-        ring_share: of the time that forwards waited for room in the ring.
     """
     busy = [e.busy for e in pace.engines if e.busy is not None]
     if pace.status.paused or not busy or not pace.status.counts.pending:
         return "nothing"
-    if ring_share > _RING:
+    if max(e.ring for e in pace.engines) > _RING:
         return "ring"
     if pace.permits_share < _FULL and sum(busy) / len(busy) > _FULL:
         return "engine"

@@ -14,7 +14,7 @@ from actors.run_messages import Status
 from cluster.lines import LOGGER, set_up_lines
 from cluster.live import problems, view
 from cluster.metrics import RunMetrics
-from cluster.pace import Pace, Pacer
+from cluster.pace import MemberPace, Pace, Pacer
 from cluster.report import duration, size
 
 LINE_EVERY_S = 10.0
@@ -127,10 +127,7 @@ def progress_fields(pace: Pace, loading: Mapping[str, float]) -> dict[str, Any]:
         "tokens_per_s": None if pace.tokens_per_s is None else round(pace.tokens_per_s, 1),
         "left_s": None if pace.left_s is None else round(pace.left_s, 1),
         "rows": vars(status.counts),
-        "engines": {
-            e.status.name: {"rows": e.status.done_samples, "batches": e.status.batches, "busy": e.busy}
-            for e in pace.engines
-        },  # fmt: skip
+        "engines": {e.status.name: _engine_fields(e) for e in pace.engines},
         "loading": {name: round(seconds, 1) for name, seconds in loading.items()},
         "in_flight_bytes": dict(status.in_flight_bytes),
         "in_flight_limit_bytes": status.in_flight_limit_bytes,
@@ -139,6 +136,11 @@ def progress_fields(pace: Pace, loading: Mapping[str, float]) -> dict[str, Any]:
         "last_problem": status.last_problem,
         "paused": status.paused,
     }
+
+
+def _engine_fields(engine: MemberPace) -> dict[str, Any]:
+    busy = None if engine.busy is None else round(engine.busy, 3)
+    return {"rows": engine.status.done_samples, "batches": engine.status.batches, "busy": busy}
 
 
 def progress_line(pace: Pace, loading: Mapping[str, float]) -> str:
