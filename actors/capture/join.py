@@ -17,6 +17,7 @@ import numpy as np
 
 from actors.messages import Batch, FailureKind, Piece, SampleFailure, SampleOutcome
 from storage.layout import Layout
+from storage.read_memory import ReadMemory
 
 Array = np.ndarray[Any, Any]
 
@@ -24,6 +25,9 @@ TILE_BYTES = 1 << 20
 """Rows are copied and checked in tiles of about this size, so that the check reads them from the cache."""
 EXPONENT = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F80_0000}
 """Bits of an infinity; magnitudes from here on are infinities and NaN."""
+KEPT_BYTES = 1 << 30
+"""Memory of segments that is kept for the next ones: fresh memory costs twice the CPU time of the copy into it."""
+_memory = ReadMemory(KEPT_BYTES)
 
 
 def first_bad_row(bits: Array, dtype: str, zeros_allowed: bool = False) -> tuple[int, str] | None:
@@ -66,16 +70,15 @@ class BatchJoin:
         self._token_ids = [np.asarray(ids, dtype=np.int32) for ids in token_ids]
         self._places: list[list[tuple[int, int, Piece]]] = [[] for _ in batch.samples]
         self._missing = [0] * len(batch.segments)
-        width = layout.num_states * layout.hidden_size
-        self._segments: list[Array] = []
+        self._width = layout.num_states * layout.hidden_size
+        # Memory is taken when the first rows of a segment come: a batch that waits its turn holds none.
+        self._segments: list[Array | None] = [None] * len(batch.segments)
         for s, pieces in enumerate(batch.segments):
             base = 0
             for piece in pieces:
                 self._places[piece.sample].append((s, base, piece))
-                base += piece.rows * width
+                base += piece.rows * self._width
                 self._missing[s] += piece.rows
-            # Zeros, not garbage, where a failed sample's rows never come; untouched pages cost nothing.
-            self._segments.append(np.zeros(base, dtype=layout.storage_dtype))
         self._covered = [np.zeros(s.tokens, dtype=bool) for s in batch.samples]
         self._failures: list[SampleFailure | None] = [None] * len(batch.samples)
         self._lock = threading.Lock()
@@ -135,10 +138,17 @@ class BatchJoin:
 
     def take(self, index: int) -> Array:
         """Hands out a complete segment's flat array, once; empty where every sample in it was given up."""
-        nothing = np.zeros(0, dtype=self._layout.storage_dtype)
-        array, self._segments[index] = self._segments[index], nothing
-        if all(self.failed(piece.sample) for piece in self._batch.segments[index]):
-            return nothing
+        pieces = self._batch.segments[index]
+        failed = [self.failed(piece.sample) for piece in pieces]
+        array, self._segments[index] = self._segments[index], None
+        if array is None or all(failed):
+            return np.zeros(0, dtype=self._layout.storage_dtype)
+        start = 0
+        for piece, lost in zip(pieces, failed, strict=True):
+            stop = start + piece.rows * self._width
+            if lost:
+                array[start:stop] = 0  # not what the memory held before
+            start = stop
         return array
 
     def outcomes(self) -> tuple[SampleOutcome, ...]:
@@ -153,8 +163,7 @@ class BatchJoin:
     ) -> str | None:
         """Copies rows lo..hi of a sample into a piece; says what is wrong with them, if anything is."""
         layout = self._layout
-        size = layout.num_states * piece.rows * layout.hidden_size
-        target = self._segments[segment][base : base + size].reshape(
+        target = self._memory_of(segment)[base : base + piece.rows * self._width].reshape(
             layout.num_states, piece.rows, layout.hidden_size
         )
         step = max(1, TILE_BYTES // (layout.hidden_size * layout.itemsize))
@@ -169,6 +178,16 @@ class BatchJoin:
                 if bad is not None:
                     return f"state {layout.states[k]}, token {a + bad[0]} {bad[1]}"
         return None
+
+    def _memory_of(self, segment: int) -> Array:
+        with self._lock:
+            array = self._segments[segment]
+            if array is None:
+                rows = sum(piece.rows for piece in self._batch.segments[segment])
+                size_bytes = rows * self._layout.bytes_per_token
+                array = _memory.take(size_bytes).view(self._layout.storage_dtype)
+                self._segments[segment] = array
+            return array
 
     def _cover(self, sample: int, start: int, end: int) -> list[int]:
         done: list[int] = []

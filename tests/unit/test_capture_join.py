@@ -1,6 +1,7 @@
 """Joining: whatever the engine's chunks look like, the segments are what the states were."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -104,6 +105,20 @@ def test_rows_past_the_end_of_a_sample_fail_it():
     join = BatchJoin(batch, LAYOUT, [ids[0][:4]])
     assert put(join, states, ids, 0, 0, 8) == [0]
     assert join.outcomes()[0].failure.kind == "row_mismatch"
+
+
+def test_rows_of_a_failed_sample_are_zeros_whatever_the_memory_held_before(monkeypatch):
+    used = SimpleNamespace(take=lambda length: np.full(length, 0xAB, np.uint8))
+    monkeypatch.setattr("actors.capture.join._memory", used)
+    batch = batch_of([8, 8], 10_000)
+    states, ids = truth([8, 8])
+    join = BatchJoin(batch, LAYOUT, ids)
+    put(join, states, ids, 0, 0, 4)
+    put(join, states, ids, 1, 0, 8)
+    assert join.fail(0, "other", "lost") == [0]
+    segment = join.take(0)
+    assert not segment[: 8 * 3 * 4].any()
+    assert np.array_equal(segment[8 * 3 * 4 :], states[1].ravel())
 
 
 def test_a_segment_whose_samples_all_failed_is_empty():
