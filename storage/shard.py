@@ -2,13 +2,13 @@
 
 A writer keeps one shard open for new samples and any number of fuller ones until their last unfinished sample
 is in. Sealing puts the token columns, makes the states' object appear, and puts the manifest; a sample counts from
-that moment.
+that moment. A shard is sealed while the next one is written: it is committed once `ShardWriter.take_sealed` tells
+so, and a seal that fails is told by a later call.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
@@ -18,30 +18,19 @@ from storage.errors import LeaseLost, RowMismatch, StorageError
 from storage.files import Store
 from storage.layout import Layout, hidden_key
 from storage.open_shard import OpenSample, OpenShard, SampleHead
+from storage.sealer import SealedInfo, Sealer
 
 __all__ = ["SampleHead", "SealedInfo", "ShardWriter"]
-
-
-@dataclass(frozen=True)
-class SealedInfo:
-    """A shard that was committed.
-
-    Attributes:
-        shard: its number.
-        rows: prepared rows in it.
-        stored_bytes: bytes of its objects.
-    """
-
-    shard: int
-    rows: tuple[int, ...]
-    stored_bytes: int
 
 
 class ShardWriter:
     """Puts samples into shards of one dump. Not thread-safe: one thread calls it.
 
-    Memory: a few buffers of 2 MiB for each open shard. Nothing is kept of the states (for object
-    stores see `storage.part_sink`).
+    Memory: a few buffers of 2 MiB for each open shard and for the one that is sealed. Nothing is kept of the
+    states (for object stores see `storage.part_sink`).
+
+    `place`, `write`, `finish` and `seal_older_than` begin by raising the LeaseLost or StorageError of a seal that has
+    failed meanwhile: that shard's samples are lost and must be written again.
 
     Args:
         store: the dump.
@@ -56,7 +45,7 @@ class ShardWriter:
         self._run_id, self._writer = run_id, writer
         self._shard_bytes = shard_bytes
         self._open: list[OpenShard] = []
-        self._sealed: list[SealedInfo] = []
+        self._sealer = Sealer(self._seal)
         self._next_claim: int | None = None
 
     def place(self, head: SampleHead) -> None:
@@ -64,8 +53,9 @@ class ShardWriter:
 
         Raises:
             RowMismatch: the sample is empty, longer than a shard, or its columns differ in length.
-            LeaseLost, StorageError: the fuller shard can't be sealed, or a new one can't be opened.
+            LeaseLost, StorageError: a seal has failed, or a new shard can't be opened.
         """
+        self._sealer.check()
         tokens, longest = int(head.token_ids.size), self._layout.shard_rows
         if not 0 < tokens <= longest or head.loss_mask.size != tokens:
             raise RowMismatch(
@@ -86,8 +76,10 @@ class ShardWriter:
 
         Raises:
             RowMismatch: the row isn't placed, or the segment isn't the next one or has another shape or type.
-            StorageError: writing failed; the shard's samples are lost and must be written again.
+            LeaseLost: a seal has failed.
+            StorageError: the same, or writing failed; the shard's samples are lost and must be written again.
         """
+        self._sealer.check()
         shard, sample = self._placed(row)
         try:
             shard.write(sample, token_start, states)
@@ -97,12 +89,13 @@ class ShardWriter:
             raise
 
     def finish(self, row: int) -> None:
-        """Declares a sample whole; it is committed when its shard is sealed, which may be now.
+        """Declares a sample whole; it is committed when its shard is sealed, which may begin now.
 
         Raises:
             RowMismatch: the row isn't placed, or some of its rows are missing.
-            LeaseLost, StorageError: sealing failed; the shard's samples are lost and must be written again.
+            LeaseLost, StorageError: a seal has failed.
         """
+        self._sealer.check()
         shard, sample = self._placed(row)
         if sample.rows != sample.tokens:
             raise RowMismatch(
@@ -112,41 +105,50 @@ class ShardWriter:
         self._seal_if_done(shard)
 
     def drop(self, row: int) -> None:
-        """Gives up a sample that isn't sealed yet: its slots stay missing chunks. Unknown rows are ignored.
-
-        Raises:
-            LeaseLost, StorageError: it was its shard's last unfinished one, and sealing failed.
-        """
+        """Gives up a sample of an open shard: its slots stay missing chunks. Unknown rows are ignored."""
         shard = self._find(row)
         if shard is not None:
             del shard.samples[row]
             self._seal_if_done(shard)
 
-    def take_sealed(self) -> list[SealedInfo]:
-        """Shards that were sealed since the last call."""
-        sealed, self._sealed = self._sealed, []
-        return sealed
+    def has(self, row: int) -> bool:
+        """Whether the row has a place in a shard that is still open."""
+        return self._find(row) is not None
 
-    def seal_all(self) -> None:
-        """Seals every shard that holds finished samples; unfinished ones are given up.
+    def take_sealed(self) -> list[SealedInfo]:
+        """Shards that were committed since the last call."""
+        return self._sealer.take()
+
+    def settle(self) -> None:
+        """Waits until nothing is being sealed.
 
         Raises:
-            LeaseLost, StorageError: sealing failed; the shard's samples are lost and must be written again.
+            LeaseLost, StorageError: a seal has failed.
+        """
+        self._sealer.settle()
+
+    def seal_all(self) -> None:
+        """Seals every shard that holds finished samples and waits for it; unfinished samples are given up.
+
+        Raises:
+            LeaseLost, StorageError: a seal has failed; the other shards are sealed all the same.
         """
         for shard in list(self._open):
             for row in shard.unfinished:
                 del shard.samples[row]
             shard.closing = True
             self._seal_if_done(shard)
+        self._sealer.settle()
 
     def seal_older_than(self, age_s: float, idle_s: float) -> None:
-        """Seals shards that were opened ``age_s`` ago or had nothing written for ``idle_s``.
+        """Begins to seal shards that were opened ``age_s`` ago or had nothing written for ``idle_s``.
 
         Shards with unfinished samples take no new ones and are sealed when the last is finished or dropped.
 
         Raises:
-            LeaseLost, StorageError: sealing failed; the shard's samples are lost and must be written again.
+            LeaseLost, StorageError: a seal has failed.
         """
+        self._sealer.check()
         now_s = time.monotonic()
         for shard in list(self._open):
             if now_s - shard.opened_s >= age_s or now_s - shard.touched_s >= idle_s:
@@ -154,7 +156,7 @@ class ShardWriter:
                 self._seal_if_done(shard)
 
     def abort(self) -> None:
-        """Forgets everything that isn't sealed."""
+        """Forgets what is open; a seal that is under way goes on."""
         while self._open:
             self._open.pop().abort()
 
@@ -188,19 +190,22 @@ class ShardWriter:
         if shard.unfinished or not self._takes_no_more(shard):
             return
         self._open.remove(shard)
-        try:
-            if shard.samples:
-                self._seal(shard)
-        finally:
+        if shard.samples:
+            self._sealer.start(shard)
+        else:
             shard.abort()
 
-    def _seal(self, shard: OpenShard) -> None:
-        if not holds(self._store, shard.shard, self._run_id, self._writer):
-            raise LeaseLost(
-                f"shard {shard.shard} of {self._store.url} isn't claimed by {self._writer} of run "
-                f"{self._run_id} any more; its {len(shard.samples)} samples are left to whoever collects "
-                "them now"
-            )
-        manifest = shard.seal(self._store, self._run_id, self._writer)
+    def _seal(self, shard: OpenShard) -> SealedInfo:
+        """Commits a shard, or forgets it; runs in the sealer's thread."""
+        try:
+            if not holds(self._store, shard.shard, self._run_id, self._writer):
+                raise LeaseLost(
+                    f"shard {shard.shard} of {self._store.url} isn't claimed by {self._writer} of run "
+                    f"{self._run_id} any more; its {len(shard.samples)} samples are left to whoever collects "
+                    "them now"
+                )
+            manifest = shard.seal(self._store, self._run_id, self._writer)
+        finally:
+            shard.abort()
         stored_bytes = sum(o.bytes for o in manifest.objects)
-        self._sealed.append(SealedInfo(shard.shard, tuple(s.row for s in manifest.samples), stored_bytes))
+        return SealedInfo(shard.shard, tuple(s.row for s in manifest.samples), stored_bytes)

@@ -144,6 +144,7 @@ def test_more_that_was_committed_after_the_table_was_built_is_seen(tmp_path: Pat
 def test_later_copies_and_revoked_shards_do_not_outdate_the_table(store: Store) -> None:
     late = ShardWriter(store, LAYOUT, "run", "writer-9", 1)
     write_whole(late, 0, states_of(LAYOUT, 0, 5))
+    late.seal_all()
     never = ShardWriter(store, LAYOUT, "run", "writer-10", 1 << 30)
     write_whole(never, 1, states_of(LAYOUT, 1, 9))
     remove_leftovers(store, find_leftovers(store))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +161,11 @@ def test_a_shard_is_full_at_shard_bytes_or_when_a_sample_does_not_fit(tmp_path: 
     write_whole(writer, 0, states_of(LAYOUT, 0, 30))
     assert writer.take_sealed() == []
     write_whole(writer, 1, states_of(LAYOUT, 1, 10))
+    writer.settle()
     assert [s.rows for s in writer.take_sealed()] == [(0, 1)]
     write_whole(writer, 2, states_of(LAYOUT, 2, 30))
     write_whole(writer, 3, states_of(LAYOUT, 3, 60))  # 32 + 60 > 64 rows, though bytes would allow it
+    writer.settle()
     assert [s.rows for s in writer.take_sealed()] == [(2,), (3,)]
     assert [m.shard for m in read_manifests(store)] == [0, 1, 2]
 
@@ -176,9 +179,56 @@ def test_a_fuller_shard_waits_for_its_unfinished_sample(tmp_path: Path) -> None:
     assert writer.take_sealed() == []
     writer.write(0, 20, np.ascontiguousarray(states[:, 20:]))
     writer.finish(0)
+    writer.settle()
     assert [s.rows for s in writer.take_sealed()] == [(0,)]
     writer.seal_all()
     assert [s.rows for s in writer.take_sealed()] == [(1,)]
+
+
+def test_the_next_shard_is_written_while_one_is_sealed_and_a_sample_counts_from_its_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, writer = new_writer(tmp_path, shard_bytes=1)
+    put, begun, goes_on = Store.put_if_absent, threading.Event(), threading.Event()
+
+    def wait_before_manifest(self: Store, key: str, data: bytes) -> None:
+        if key == manifest_key(0):
+            begun.set()
+            assert goes_on.wait(60)
+        put(self, key, data)
+
+    monkeypatch.setattr(Store, "put_if_absent", wait_before_manifest)
+    write_whole(writer, 0, states_of(LAYOUT, 0, 4))
+    assert begun.wait(60)
+    writer.place(head_of(1, 8))
+    writer.write(1, 0, np.ascontiguousarray(states_of(LAYOUT, 1, 8)[:, :4]))
+    assert writer.take_sealed() == []
+    assert not store.exists(manifest_key(0))
+    goes_on.set()
+    writer.settle()
+    assert [s.rows for s in writer.take_sealed()] == [(0,)]
+    writer.write(1, 4, np.ascontiguousarray(states_of(LAYOUT, 1, 8)[:, 4:]))
+    writer.finish(1)
+    writer.seal_all()
+    assert [[s.row for s in m.samples] for m in read_manifests(store)] == [[0], [1]]
+
+
+def test_a_seal_that_failed_is_told_once_and_the_other_shards_are_committed(tmp_path: Path) -> None:
+    store, writer = new_writer(tmp_path, shard_bytes=LAYOUT.sample_bytes(8))
+    write_whole(writer, 0, states_of(LAYOUT, 0, 4))
+    store.put_if_absent(hidden_key(0), b"another's")
+    write_whole(writer, 1, states_of(LAYOUT, 1, 4))  # shard 0 is full
+    with pytest.raises(AlreadyExists, match="hidden/c/0/0/0"):
+        writer.settle()
+    write_whole(writer, 2, states_of(LAYOUT, 2, 4))
+    store.put_if_absent(hidden_key(1), b"another's")
+    writer.place(head_of(3, 60))
+    write_whole(writer, 4, states_of(LAYOUT, 4, 8))  # shard 2; shard 1 is done when row 3 is given up
+    writer.drop(3)
+    with pytest.raises(AlreadyExists, match="hidden/c/1/0/0"):
+        writer.seal_all()
+    writer.settle()
+    assert [[s.row for s in m.samples] for m in read_manifests(store)] == [[4]]
 
 
 def test_rows_that_are_missing_out_of_order_or_misshapen_are_refused(tmp_path: Path) -> None:
@@ -224,6 +274,7 @@ def test_shards_are_sealed_by_age_and_by_idleness(tmp_path: Path, monkeypatch: p
     assert writer.take_sealed() == []
     now_s = 110.0
     writer.seal_older_than(age_s=60, idle_s=10)
+    writer.settle()
     assert [s.rows for s in writer.take_sealed()] == [(0,)]
     write_whole(writer, 1, states_of(LAYOUT, 1, 4))
     writer.place(head_of(2, 4))
@@ -231,6 +282,7 @@ def test_shards_are_sealed_by_age_and_by_idleness(tmp_path: Path, monkeypatch: p
     writer.seal_older_than(age_s=60, idle_s=1000)
     assert writer.take_sealed() == []  # row 2 is still on its way
     writer.drop(2)
+    writer.settle()
     assert [s.rows for s in writer.take_sealed()] == [(1,)]
 
 

@@ -75,7 +75,9 @@ def test_the_command_says_that_it_read_a_fraction(store: Store, capsys: pytest.C
 
 
 def test_later_copies_of_a_sample_are_no_problem(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    write_whole(ShardWriter(store, LAYOUT, "run", "late", 1), 0, states_of(LAYOUT, 0, 5))
+    late = ShardWriter(store, LAYOUT, "run", "late", 1)
+    write_whole(late, 0, states_of(LAYOUT, 0, 5))
+    late.seal_all()
     assert run_cli(["verify", store.url]) == 0
     assert "good      no problems" in capsys.readouterr().out
 
