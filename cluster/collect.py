@@ -87,7 +87,8 @@ def _open_dump(store: Store, run: Run) -> tuple[DumpHeader, PreparedSummary]:
     prepared = read_prepared(store)
     if prepared is not None and store.exists(ROOT_KEY):
         header = read_header(store)
-        check_identity(store, header, run.identity(prompts_identity(run.prompts)))
+        identity = run.identity(prompts_identity(run.prompts))
+        check_identity(store, header, identity, run.config.writers.codec)
         return header, prepared
     say(f"preparing {run.prompts.shown_url} into {store.url}")
     prepared = prepare(store, run.prompts)

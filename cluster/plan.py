@@ -241,7 +241,8 @@ def _prepare(plan: Plan, run: Run, store: Store | None, scratch: Store) -> _Prep
             refuse_foreign(store)
             there = read_prepared(store)
             if there is not None and store.exists(ROOT_KEY):
-                check_identity(store, read_header(store), run.identity(prompts_identity(run.prompts)))
+                identity = run.identity(prompts_identity(run.prompts))
+                check_identity(store, read_header(store), identity, run.config.writers.codec)
                 committed_rows = set(committed_samples(read_manifests(store)))
                 plan.resumes = True
     if there is None or not plan.resumes:

@@ -14,17 +14,38 @@ from storage.layout import State
 from storage.reader import Dump, Sample, open_dump, read_memory, states_tensor
 
 
-def open_with(url: str, states: Sequence[State] | None, check: bool) -> Dump:
-    """Opens a dump that holds the wanted states.
+class LazyDump:
+    """A dump that is opened on first use in each process, and pickled as its URL.
 
-    Raises:
-        KeyError: the dump doesn't hold one of ``states``.
-        OutputError, CorruptDump, StorageError: as `open_dump`.
+    Attributes:
+        url: where it is.
+        states: which states are read, in the order along K; None for all that are stored.
+        check: everything that is read is held against its hash in the manifests.
     """
-    dump = open_dump(url, check)
-    for state in states or ():
-        dump.layout.state_index(dump.header.resolve(state))
-    return dump
+
+    def __init__(self, url: str, states: Sequence[State] | None, check: bool) -> None:
+        self.url = Store(url).url
+        self.states = None if states is None else tuple(states)
+        self.check = check
+        self._dump: Dump | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_dump": None}
+
+    @property
+    def dump(self) -> Dump:
+        """The dump.
+
+        Raises:
+            KeyError: it doesn't hold one of ``states``.
+            OutputError, CorruptDump, StorageError: it can't be opened.
+        """
+        if self._dump is None:
+            dump = open_dump(self.url, self.check)
+            for state in self.states or ():
+                dump.layout.state_index(dump.header.resolve(state))
+            self._dump = dump
+        return self._dump
 
 
 def sample_item(sample: Sample, states: Sequence[State] | None) -> dict[str, Any]:
@@ -61,7 +82,7 @@ def packed_item(samples: Sequence[Sample], states: Sequence[State] | None) -> di
     }
 
 
-class DumpDataset(Dataset[dict[str, Any]]):
+class DumpDataset(LazyDump, Dataset[dict[str, Any]]):
     """A dump as a torch map-style dataset.
 
     It holds only the URL until it is used, so it pickles into the workers of a DataLoader; use
@@ -77,24 +98,7 @@ class DumpDataset(Dataset[dict[str, Any]]):
     """
 
     def __init__(self, url: str, states: Sequence[State] | None = None, check: bool = True) -> None:
-        self.check = check
-        self.url = Store(url).url
-        self.states = None if states is None else tuple(states)
-        self._dump: Dump | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_dump": None}
-
-    @property
-    def dump(self) -> Dump:
-        """The dump, opened on first use in each process.
-
-        Raises:
-            KeyError: the dump doesn't hold one of ``states``.
-        """
-        if self._dump is None:
-            self._dump = open_with(self.url, self.states, self.check)
-        return self._dump
+        super().__init__(url, states, check)
 
     def __len__(self) -> int:
         return len(self.dump)

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
+from storage.committed import counting, read_places
 from storage.errors import AlreadyExists, CorruptDump, IdentityMismatch, OutputError
 from storage.files import Store
 from storage.identity import Identity
@@ -19,8 +22,8 @@ from storage.layout import (
     hidden_array_metadata,
     token_array_metadata,
 )
-from storage.manifest import committed_samples, read_manifests
-from storage.table import Account, Outcome, build_table, count, write_table
+from storage.manifest import committed_shards
+from storage.table import Account, Outcome, build_table, count, outcome_table, write_table
 
 FORMAT = "hsdump"
 FORMAT_VERSION = 1
@@ -98,27 +101,32 @@ def open_or_create(
         The header as stored: on a resume its layout and versions are those of the first start.
 
     Raises:
-        IdentityMismatch: the dump there is of another run.
+        IdentityMismatch: the dump there is of another run, or its chunks are compressed in another way.
         OutputError, CorruptDump, StorageError: as `create_dump` and `read_header`.
     """
     with contextlib.suppress(AlreadyExists):
         create_dump(store, identity, layout, versions)
     header = read_header(store)
-    check_identity(store, header, identity)
+    check_identity(store, header, identity, layout.codec)
     return header
 
 
-def check_identity(store: Store, header: DumpHeader, identity: Identity) -> None:
-    """Refuses to mix two runs.
+def check_identity(store: Store, header: DumpHeader, identity: Identity, codec: str) -> None:
+    """Refuses to mix two runs, or to go on with another codec than the dump has.
 
     Raises:
-        IdentityMismatch: ``identity`` isn't the dump's; the message lists what differs.
+        IdentityMismatch: ``identity`` or ``codec`` isn't the dump's; the message lists what differs.
     """
     differences = identity.differences(header.identity)
     if differences:
         raise IdentityMismatch(
             f"{store.url} holds the dump of another run; name another output, or use that run's settings:\n  "
             + "\n  ".join(differences)
+        )
+    if codec != header.layout.codec:
+        raise IdentityMismatch(
+            f"{store.url} holds a dump with the codec {header.layout.codec}, and this run asks for {codec}; a dump has "
+            f"one: set writers.codec to {header.layout.codec}, or name another output"
         )
 
 
@@ -167,14 +175,15 @@ def grow(store: Store, shards: int) -> None:
         _write_arrays(store, layout, shards)
 
 
-def finalise(store: Store, outcomes: Iterable[Outcome]) -> Account:
+def finalise(store: Store, outcomes: pa.Table | Iterable[Outcome]) -> Account:
     """Ends a run: ``samples.parquet``, arrays of the exact shape, and no half-written objects left.
 
     It may be called again after more was committed. No writer may be alive.
 
     Args:
         store: the dump.
-        outcomes: every prepared row that isn't committed; committed ones come from the manifests.
+        outcomes: every prepared row that isn't committed, as a table of `storage.table.OUTCOMES` or, where they
+            are few, one by one; committed ones come from the manifests.
 
     Returns:
         The counts.
@@ -185,9 +194,11 @@ def finalise(store: Store, outcomes: Iterable[Outcome]) -> Account:
         StorageError: writing failed.
     """
     layout = read_header(store).layout
-    manifests = read_manifests(store)
-    table = build_table(layout, committed_samples(manifests), outcomes)
-    _write_arrays(store, layout, max((m.shard for m in manifests), default=0) + 1)
+    places = counting(read_places(store))
+    table = build_table(
+        layout, places, outcomes if isinstance(outcomes, pa.Table) else outcome_table(outcomes)
+    )
+    _write_arrays(store, layout, max(committed_shards(store), default=0) + 1)
     store.remove_sinks()
     write_table(store, table)
     return count(table)

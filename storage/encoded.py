@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections import OrderedDict
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -15,6 +17,9 @@ from storage.layout import MISSING, Layout, hidden_key
 
 MERGE_GAP_BYTES = 256 << 10
 """Chunks that are so near to each other are read together."""
+
+KEEP_INDEX_BYTES = 32 << 20
+"""Of indices that an open dump remembers: those of a thousand shards of four states and the default size."""
 
 Entries = npt.NDArray[np.uint64]
 """(offset, length) of inner chunks, [slots, K, 2]."""
@@ -41,6 +46,33 @@ def read_index(store: Store, layout: Layout, shard: int) -> Entries:
     if struct.unpack("<I", footer[-4:])[0] != google_crc32c.value(footer[:-4]):
         raise CorruptDump(f"the index of {store.where(key)} is damaged; restore the object from a copy")
     return np.frombuffer(footer[:-4], "<u8").reshape(layout.shard_slots, layout.num_states, 2)
+
+
+class IndexCache:
+    """The indices of the shards that were read lately: a shard never changes. Picklable, safe under threads.
+
+    Args:
+        store: the dump.
+        layout: its geometry.
+        keep_bytes: memory that they may take; one is always kept.
+    """
+
+    def __init__(self, store: Store, layout: Layout, keep_bytes: int = KEEP_INDEX_BYTES) -> None:
+        self._store, self._layout = store, layout
+        self._keep = max(keep_bytes // layout.index_bytes, 1)
+        self._shards: OrderedDict[int, Entries] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_shards": OrderedDict()}
+
+    def of(self, shard: int) -> Entries:
+        """The index of a shard; returns and raises as `read_index`."""
+        found = self._shards.get(shard)
+        if found is None:
+            found = self._shards[shard] = read_index(self._store, self._layout, shard)
+            while len(self._shards) > self._keep:
+                self._shards.popitem(last=False)
+        return found
 
 
 def read_states(store: Store, layout: Layout, shard: int, entries: Entries, out: Bytes) -> None:

@@ -15,13 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from storage.committed import counting, read_places
 from storage.dump import DumpHeader, read_header
-from storage.encoded import read_index, read_states
+from storage.encoded import IndexCache, read_states
 from storage.errors import CorruptDump
 from storage.files import Store
 from storage.identity import Identity
 from storage.layout import TOKEN_COLUMNS, Layout, State, hidden_key, token_key
-from storage.manifest import ManifestSample, committed_samples, read_manifests
+from storage.manifest import ManifestSample
 from storage.read_check import ReadCheck
 from storage.read_memory import ReadMemory
 from storage.table import committed_table, current_table
@@ -69,6 +70,7 @@ class Sample:
         header: the dump's header.
         store: the dump's store.
         check: holds everything that is read against the manifest's hashes; None doesn't.
+        indices: where the chunks are, if they are compressed.
     """
 
     sample_id: str
@@ -80,6 +82,7 @@ class Sample:
     header: DumpHeader
     store: Store
     check: ReadCheck | None
+    indices: IndexCache
 
     @property
     def boundaries(self) -> tuple[int, ...]:
@@ -152,7 +155,7 @@ class Sample:
         raw = read_memory.take(len(ks) * run_bytes)
         if layout.codec != "none":
             with self._must_be_there(hidden_key(self.shard)):
-                entries = read_index(self.store, layout, self.shard)[self.first_slot :][:slots, ks]
+                entries = self.indices.of(self.shard)[self.first_slot :][:slots, ks]
                 read_states(self.store, layout, self.shard, entries.swapaxes(0, 1), raw)
         else:
             for place, first, count in adjacent_runs(ks):
@@ -225,9 +228,10 @@ class Dump(Sequence[Sample]):
         self.header = read_header(store)
         self._store = store
         self._check = ReadCheck(store, self.header.layout) if check else None
+        self._indices = IndexCache(store, self.header.layout)
         table = current_table(store)
         if table is None:
-            table = committed_table(self.header.layout, committed_samples(read_manifests(store)))
+            table = committed_table(self.header.layout, counting(read_places(store)))
         self.samples: pa.Table = table
         held = table.filter(pc.equal(table["status"], "committed"))
         self._ids: list[str] = held["sample_id"].to_pylist()
@@ -256,7 +260,14 @@ class Dump(Sequence[Sample]):
         """
         number = self._number(which) if isinstance(which, str) else range(len(self))[which]
         where = {name: int(getattr(self.places, name)[number]) for name in PLACE_COLUMNS}
-        return Sample(self._ids[number], **where, header=self.header, store=self._store, check=self._check)
+        return Sample(
+            self._ids[number],
+            **where,
+            header=self.header,
+            store=self._store,
+            check=self._check,
+            indices=self._indices,
+        )
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[i] for i in range(len(self)))

@@ -11,11 +11,9 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from storage.dataset import open_with, packed_item, sample_item
+from storage.dataset import LazyDump, packed_item, sample_item
 from storage.errors import ConfigError
-from storage.files import Store
 from storage.layout import State
-from storage.reader import Dump
 from storage.stream_plan import Unit, even, pack, sequential_order, share, shuffled_order
 
 STATE_VERSION = 1
@@ -40,7 +38,7 @@ class Position:
     workers: int = 1
 
 
-class DumpStream(IterableDataset[dict[str, Any]]):
+class DumpStream(LazyDump, IterableDataset[dict[str, Any]]):
     """The samples of a dump as a torch iterable dataset; every one exactly once an epoch, over all ranks.
 
     Ranks and DataLoader workers share the samples out among themselves without talking: the order of an epoch
@@ -103,13 +101,12 @@ class DumpStream(IterableDataset[dict[str, Any]]):
         threads: int = 4,
         check: bool = True,
     ) -> None:
-        self.url = Store(url).url
-        self.states = None if states is None else tuple(states)
+        super().__init__(url, states, check)
         self.shuffle, self.seed, self.window = shuffle, seed, window
         self.rank, self.world_size = _ranks(rank, world_size)
         self.ends = ends
         self.pack_tokens = pack_tokens
-        self.prefetch_bytes, self.threads, self.check = prefetch_bytes, threads, check
+        self.prefetch_bytes, self.threads = prefetch_bytes, threads
         for name, value in (("window", window), ("threads", threads), ("world_size", self.world_size)):
             if value < 1:
                 raise ConfigError(f"{name} is {value}; it must be 1 or more")
@@ -120,22 +117,6 @@ class DumpStream(IterableDataset[dict[str, Any]]):
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         self._pass = Position()
         self._loaded: Position | None = None
-        self._dump: Dump | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_dump": None}
-
-    @property
-    def dump(self) -> Dump:
-        """The dump, opened on first use in each process.
-
-        Raises:
-            KeyError: the dump doesn't hold one of ``states``.
-            OutputError, StorageError: it can't be opened.
-        """
-        if self._dump is None:
-            self._dump = open_with(self.url, self.states, self.check)
-        return self._dump
 
     @property
     def epoch(self) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from made_dumps import IDENTITY, LAYOUT, head_of, make_dump, states_of
 
 from storage.codecs import ChunkEncoder, decode_chunk
 from storage.dump import create_dump
-from storage.encoded import read_index
+from storage.encoded import IndexCache, read_index
 from storage.errors import CorruptDump
 from storage.files import Store
 from storage.layout import Layout, hidden_key
@@ -48,6 +50,30 @@ def test_samples_of_a_compressed_dump_read_back_whole_and_state_by_state(
         assert two[:, 0].equal(dump[row].states("final"))
         assert two[:, 1].equal(dump[row].states(0))
         assert dump[row].states(2).equal(dump[row].stack()[:, 1])
+
+
+def test_an_index_is_read_once_for_a_shard_and_the_last_few_are_kept(
+    tmp_path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+
+    def counted(store: Store, layout: Layout, shard: int) -> Any:
+        reads.append(shard)
+        return read_index(store, layout, shard)
+
+    monkeypatch.setattr("storage.encoded.read_index", counted)
+    store = make_dump(tmp_path, [60, 30, 60, 30, 60], layout, shard_bytes=layout.sample_bytes(80))
+    dump = open_dump(store.url)
+    shards = [sample.shard for sample in dump]
+    assert shards == [0, 0, 1, 1, 2]
+    for sample in (*dump, *dump):
+        sample.stack()
+    assert reads == [0, 1, 2]
+    two = IndexCache(store, layout, keep_bytes=2 * layout.index_bytes)
+    for shard in (0, 1, 0, 1, 2, 1, 0):
+        assert np.array_equal(two.of(shard), read_index(store, layout, shard))
+    assert reads[3:] == [0, 1, 2, 0]
+    assert pickle.loads(pickle.dumps(dump))[0].stack().equal(dump[0].stack())
 
 
 def test_a_compressed_shard_is_smaller(tmp_path: Path, layout: Layout) -> None:

@@ -53,6 +53,9 @@ def test_a_second_start_resumes_and_another_run_is_refused(tmp_path: Path) -> No
     other = dataclasses.replace(IDENTITY, prompts={"digest": "def"})
     with pytest.raises(IdentityMismatch, match=r'prompts.digest: "def" here, "abc" in the dump'):
         open_or_create(store, other, LAYOUT, {})
+    compressed = dataclasses.replace(LAYOUT, codec="zstd")
+    with pytest.raises(IdentityMismatch, match=r"codec none, .* asks for zstd; .*set writers.codec to none"):
+        open_or_create(store, IDENTITY, compressed, {})
 
 
 def test_no_dump_and_a_broken_root_are_told_apart(tmp_path: Path) -> None:
@@ -130,6 +133,7 @@ def test_of_two_copies_of_a_row_the_lowest_shard_counts(tmp_path: Path) -> None:
     store = make_dump(tmp_path, [5, 6], finish=False)
     late = ShardWriter(store, LAYOUT, "run", "writer-9", 1)
     write_whole(late, 0, states_of(LAYOUT, 0, 5))
+    late.seal_all()
     manifests = read_manifests(store)
     assert [[s.row for s in m.samples] for m in manifests] == [[0, 1], [0]]
     for order in (manifests, manifests[::-1]):
