@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 MODEL   = .models/SmolLM2-135M-Instruct
 PYTEST  = $(BIN)/python -m pytest
 
-.PHONY: install demo test test-fast lint bench bench-storage bench-read clean
+.PHONY: install demo test test-fast lint bench bench-storage bench-read bench-gpu clean
 
 install: $(VENV)/.installed
 
@@ -51,6 +51,10 @@ bench-storage: install
 
 bench-read: install
 	$(BIN)/python tests/bench/bench_read.py $(if $(DIR),--dir $(DIR))
+
+# On a host with GPUs, against the SGLang that is installed in $(VENV): make bench-gpu DIR=/data/scratch ARGS='--rounds 5'
+bench-gpu: install
+	$(BIN)/python tests/bench/bench_gpu.py $(if $(DIR),--dir $(DIR)) $(ARGS)
 
 clean:
 	rm -rf $(VENV) .models dump-demo build dist *.egg-info
