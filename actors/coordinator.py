@@ -8,34 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any
 
+from actors.archive import Archive
 from actors.carrier import Carrier
 from actors.crew import Crew
 from actors.failures import Failure, Fault
 from actors.figures import EngineTimes
-from actors.ledger import Ledger
 from actors.messages import EngineInfo, WriteAck, WriterInfo
 from actors.meter import Meter, peak_memory_bytes
 from actors.rows import State
 from actors.run_messages import CoordinatorSpec, Loss, MemberStatus, RunSummary, Status
-from storage.claims import first_free, revoke
-from storage.dump import finalise, grow
-from storage.errors import CorruptDump, HsdumpError, IncompleteRun, StorageError, StorageFull
-from storage.files import Store
-from storage.manifest import read_manifests
-from storage.prompts import PromptTable
-from storage.table import Account, Outcome
-from storage.table import Status as RowStatus
+from storage.errors import HsdumpError, IncompleteRun, StorageFull
 
 __all__ = ["Coordinator", "CoordinatorSpec", "Loss", "RunSummary", "Status"]
 
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
-_SPARE_SHARDS = 64
-"""Shards by which the arrays' shape is kept ahead of what is sealed."""
 
 
 class Coordinator:
@@ -46,7 +37,7 @@ class Coordinator:
 
     def __init__(self, spec: CoordinatorSpec) -> None:
         self._spec = spec
-        self._store = Store(spec.dump_url)
+        self._archive = Archive(spec)
         self._news = asyncio.Event()
         self._loaded = asyncio.Event()
         self._load_failed = False
@@ -58,11 +49,8 @@ class Coordinator:
         self._paused: str | None = None
         self._paused_until_s = 0.0
         self._full_since_s: float | None = None
-        self._stored_bytes = 0
         self._meter = Meter()
         self._times = EngineTimes()
-        self._sealed_up_to = -1
-        self._capacity = 0
 
     def __repr__(self) -> str:
         return f"coordinator-{self._spec.generation}"
@@ -93,14 +81,14 @@ class Coordinator:
             await self._come_to_rest()
             if self._error is not None:
                 raise self._error
-            account = await self._finalise() if self._ledger.finished else None
+            account = await self._archive.finalise(self._ledger) if self._ledger.finished else None
             events = dict(self._ledger.events)
             work_s, cpu_s = self._meter.spent()
             return RunSummary(
                 self._ledger.counts(),
                 account,
                 self._stopped,
-                self._stored_bytes,
+                self._archive.stored_bytes,
                 work_s,
                 events,
                 cpu_s,
@@ -158,10 +146,10 @@ class Coordinator:
         self._look_at_engines()
         return Status(
             counts=ledger.counts(),
-            tokens=self._tokens,
+            tokens=self._archive.tokens,
             committed_tokens=ledger.rows.committed_tokens,
             captured_tokens=self._carrier.captured_tokens,
-            stored_bytes=self._stored_bytes,
+            stored_bytes=self._archive.stored_bytes,
             in_flight_bytes=ledger.permits.used(),
             in_flight_limit_bytes=ledger.permits.budget_bytes,
             engines=tuple(
@@ -205,28 +193,12 @@ class Coordinator:
     async def _load(self) -> None:
         """Builds the ledger from the prompts and the manifests."""
         spec = self._spec
-        self._table = await asyncio.to_thread(PromptTable, self._store)
-        # Writers of earlier runs may be stopped rather than dead: what they haven't committed is collected here.
-        await asyncio.to_thread(
-            revoke, self._store, spec.layout, spec.run_id, lambda claim: claim.run_id != spec.run_id
-        )
-        manifests = await asyncio.to_thread(read_manifests, self._store)
-        skipped = self._table.status != 0
-        self._tokens = int(self._table.tokens[~skipped].sum(dtype="int64"))
-        self._ledger = Ledger(
-            self._table.tokens,
-            skipped,
-            spec.layout.bytes_per_token,
-            spec.limits,
-            spec.generation,
-            committed=(sample.row for manifest in manifests for sample in manifest.samples),
-        )
+        self._ledger, known_shards = await self._archive.load()
         self._crew = Crew(spec, self._ledger, self._absorb, self._trouble, self._wake, self._spawn)
-        self._crew.known_shards.update(manifest.shard for manifest in manifests)
+        self._crew.known_shards.update(known_shards)
         self._carrier = Carrier(
             spec.layout, self._ledger, self._crew, self._absorb, self._trouble, self._wake
         )
-        self._sealed_up_to = await asyncio.to_thread(first_free, self._store) - 1
 
     async def _lead(self) -> None:
         """Dispatches until the end is in sight or something stops it."""
@@ -244,7 +216,7 @@ class Coordinator:
                     self._carries.add(self._spawn(self._carrier.carry(dispatch, engine, writer)))
             self._look_at_engines()
             self._error = self._error or self._out_of_budget()
-            await self._grow()
+            await self._archive.grow()
             await _wait_for(news, _LOOK_EVERY_S)
 
     def _out_of_budget(self) -> HsdumpError | None:
@@ -265,7 +237,7 @@ class Coordinator:
         full_since_s = self._full_since_s
         if full_since_s is not None and _now_s() - full_since_s > self._spec.full_timeout_s:
             return StorageFull(
-                f"{self._store.url} had no space for {self._spec.full_timeout_s:.0f} s; {left}"
+                f"{self._archive.url} had no space for {self._spec.full_timeout_s:.0f} s; {left}"
             )
         return None
 
@@ -290,25 +262,6 @@ class Coordinator:
                 if rows:
                     reason = f"it sealed everything, yet {rows} rows that it had are in no manifest"
                     await self._crew.writer_lost(member, Failure(Fault.MEMBER, reason))
-
-    async def _finalise(self) -> Account:
-        counts = self._ledger.counts()
-        account = await asyncio.to_thread(lambda: finalise(self._store, self._outcomes()))
-        if (account.rows, account.committed) != (counts.total, counts.committed):
-            raise CorruptDump(
-                f"{self._store.url}: {account.committed} of {account.rows} rows are committed by the "
-                f"manifests, {counts.committed} of {counts.total} by the ledger; run the same command again"
-            )
-        return account
-
-    def _outcomes(self) -> Iterator[Outcome]:
-        """Rows that are in no shard, with their reasons."""
-        for row, sample_id, reason in self._table.reasons():
-            yield Outcome(row, sample_id, "skipped", reason)
-        rows = self._ledger.rows
-        for row, reason in rows.reasons():
-            status: RowStatus = "failed" if rows.state(row) == State.FAILED else "skipped"
-            yield Outcome(row, self._table.load(row).sample_id, status, reason)
 
     def _end(self) -> None:
         self._crew.close()
@@ -339,9 +292,8 @@ class Coordinator:
         for shard in ack.sealed:
             self._crew.known_shards.add(shard.shard)
             self._ledger.committed(shard.rows)
-            self._stored_bytes += shard.stored_bytes
+            self._archive.sealed(shard)
             self._meter.lap()
-            self._sealed_up_to = max(self._sealed_up_to, shard.shard)
         if ack.sealed or ack.written:
             self._full_since_s = None
             self._paused_until_s = 0.0
@@ -360,17 +312,6 @@ class Coordinator:
     def _end_pause(self) -> None:
         if self._paused is not None and _now_s() >= self._paused_until_s:
             self._paused = None
-
-    async def _grow(self) -> None:
-        """Keeps the arrays' shape ahead of what is sealed, for readers while the run goes on."""
-        if self._sealed_up_to + _SPARE_SHARDS // 2 < self._capacity:
-            return
-        capacity = self._sealed_up_to + 1 + _SPARE_SHARDS
-        try:
-            await asyncio.to_thread(grow, self._store, capacity)
-        except StorageError as error:  # the end of the run writes the exact shape anyhow
-            logger.warning("the arrays' shape couldn't be grown: %s", error)
-        self._capacity = capacity
 
 
 def _now_s() -> float:

@@ -17,7 +17,7 @@ company, two alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,10 +64,10 @@ class Ledger:
         bytes_per_token: int,
         limits: Limits,
         generation: int = 0,
-        committed: Iterable[int] = (),
+        committed: NDArray[np.int64] | Sequence[int] = (),
     ) -> None:
         self.limits = limits
-        self.rows = Rows(tokens, skipped, generation)
+        self.rows = Rows(tokens, skipped, generation, np.asarray(committed, dtype=np.int64))
         self.engines = Engines()
         self.writers = Writers()
         self.permits = Permits(limits.in_flight_bytes)
@@ -82,7 +82,6 @@ class Ledger:
         self._balancer = Balancer(
             limits, bytes_per_token, self._pending, self.engines, self.writers, self.permits
         )
-        self.committed(committed)
         self._refuse_giants()
 
     def _refuse_giants(self) -> None:

@@ -57,6 +57,7 @@ class Rows:
         tokens: int32 [n], tokens of each row.
         skipped: bool [n], rows that preparation skipped.
         generation: of the coordinator.
+        committed: rows that manifests name already, perhaps more than once.
 
     Attributes:
         tokens: as given.
@@ -66,14 +67,21 @@ class Rows:
         committed_tokens: tokens of the committed rows.
     """
 
-    def __init__(self, tokens: NDArray[np.int32], skipped: NDArray[np.bool_], generation: int) -> None:
+    def __init__(
+        self,
+        tokens: NDArray[np.int32],
+        skipped: NDArray[np.bool_],
+        generation: int,
+        committed: NDArray[np.int64],
+    ) -> None:
         n = len(tokens)
         self.tokens = tokens
-        self.pending = PendingRows(tokens, ~skipped)
         self.failures = np.zeros(n, dtype=np.uint8)
         self.deaths_alone = np.zeros(n, dtype=np.uint8)
-        self.committed_tokens = 0
         self._state = np.where(skipped, np.uint8(State.SKIPPED), np.uint8(State.PENDING))
+        self._state[committed] = State.COMMITTED
+        self.committed_tokens = int(tokens[self._state == State.COMMITTED].sum(dtype=np.int64))
+        self.pending = PendingRows(tokens, self._state == State.PENDING)
         self._attempt = np.full(n, generation << ATTEMPT_BITS, dtype=np.int32)
         self._writer = np.full(n, -1, dtype=np.int32)
         self._counts: list[int] = np.bincount(self._state, minlength=len(State)).tolist()

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from storage.committed import concat, counting, manifest_places
 from storage.dump import ROOT_KEY, read_header
 from storage.errors import CorruptDump
 from storage.files import Store
 from storage.layout import Layout
-from storage.manifest import Committed, Manifest, committed_samples, committed_shards, read_manifest
+from storage.manifest import committed_shards, read_manifest
 from storage.prompts.parts import read_prepared
 from storage.table import Account, committed_table, count, read_table
 from storage.verify import Problem
+
+_COMPARED = ("sample_id", "tokens", "first_slot", "offset", "array_start")
+_THERE = "_there"
 
 
 @dataclass(frozen=True)
@@ -49,88 +55,87 @@ def check_account(store: Store, expected_rows: int | None = None) -> AccountFind
         StorageError: the storage fails, or samples.parquet can't be read; all else is in the findings.
     """
     layout = read_header(store).layout
-    manifests, problems = _manifests(store)
+    held, problems = _read_places(store)
     if expected_rows is None:
         try:
             prepared = read_prepared(store)
             expected_rows = prepared.rows if prepared else None
         except CorruptDump as exc:
             problems.append(Problem(str(exc)))
-    committed = committed_samples(manifests)
     table = read_table(store)
     if table is None:
-        table = committed_table(layout, committed)
+        table = committed_table(layout, counting(held))
         problems.append(
             Problem(
-                f"the dump isn't finished: {len(committed)} of {_known(expected_rows)} rows are committed "
+                f"the dump isn't finished: {len(table)} of {_known(expected_rows)} rows are committed "
                 "and there is no samples.parquet; run the same command again"
             )
         )
     else:
-        problems += _check_table(layout, table, manifests)
+        problems += _check_table(layout, table, held)
         problems += _check_rows(table, expected_rows)
     problems += _check_invariant(store, layout)
     account = count(table)
     return AccountFindings(account, expected_rows, account.tokens * layout.bytes_per_token, tuple(problems))
 
 
-def _manifests(store: Store) -> tuple[list[Manifest], list[Problem]]:
-    manifests, problems = [], []
+def _read_places(store: Store) -> tuple[pa.Table, list[Problem]]:
+    """`PLACES` of every readable manifest, and what is wrong with the others."""
+    places, problems = [], []
     for shard in committed_shards(store):
         try:
-            manifests.append(read_manifest(store, shard))
+            places.append(manifest_places(read_manifest(store, shard)))
         except CorruptDump as exc:
             problems.append(Problem(str(exc), shard))
-    return manifests, problems
+    return concat(places), problems
 
 
-def _check_table(layout: Layout, table: pa.Table, manifests: Iterable[Manifest]) -> list[Problem]:
+def _check_table(layout: Layout, table: pa.Table, held: pa.Table) -> list[Problem]:
     """Every committed row must be in the manifest of the shard that the table names, at the same place."""
-    held = {(m.shard, s.row): Committed(m.shard, s) for m in manifests for s in m.samples}
-    problems = []
-    places = committed_table(layout, dict(enumerate(held.values()))).to_pylist()
-    by_place: Mapping[tuple[int, int], Any] = {(p["shard"], p["row"]): p for p in places}
-    rows = set()
-    for record in table.to_pylist():
-        if record["status"] != "committed":
-            continue
-        rows.add(record["row"])
-        place = by_place.get((record["shard"], record["row"]))
-        if place == record:
-            continue
-        what = "no manifest has it" if place is None else f"the manifest says {place}"
-        problems.append(
-            Problem(
-                f"samples.parquet has the sample in shard {record['shard']}, but {what}",
-                record["shard"],
-                record["row"],
-                record["sample_id"],
-            )
-        )
-    for (shard, row), found in held.items():
-        if row not in rows:
-            what = "committed by a manifest, but not committed in samples.parquet; run the same command again"
-            problems.append(Problem(what, shard, row, found.sample.sample_id))
+    listed = table.filter(pc.equal(table["status"], "committed"))
+    there = committed_table(layout, held)
+    both = listed.join(there, keys=["shard", "row"], join_type="left outer", right_suffix=_THERE)
+    same = functools.reduce(
+        pc.and_, (pc.fill_null(pc.equal(both[n], both[n + _THERE]), False) for n in _COMPARED)
+    )
+    differing = both.filter(pc.invert(same)).sort_by("row")
+    problems = [_misplaced(record) for record in differing.to_pylist()]
+    unlisted = held.filter(pc.invert(pc.is_in(held["row"], listed["row"].combine_chunks())))
+    what = "committed by a manifest, but not committed in samples.parquet; run the same command again"
+    problems += [Problem(what, p["shard"], p["row"], p["sample_id"]) for p in unlisted.to_pylist()]
     return problems
+
+
+def _misplaced(record: Mapping[str, Any]) -> Problem:
+    """A row of the table beside the manifest's place for it, whose columns end in `_THERE`."""
+    if record["sample_id" + _THERE] is None:
+        what = "no manifest has it"
+    else:
+        what = f"the manifest says { {n: record[n + _THERE] for n in _COMPARED} }"
+    return Problem(
+        f"samples.parquet has the sample in shard {record['shard']}, but {what}",
+        record["shard"],
+        record["row"],
+        record["sample_id"],
+    )
 
 
 def _check_rows(table: pa.Table, expected_rows: int | None) -> list[Problem]:
     problems = []
     account = count(table)
-    rows = table["row"].to_pylist()
     if account.rows != account.committed + account.skipped + account.failed:
         problems.append(Problem(f"samples.parquet has {account.rows} rows, but its counts are {account}"))
-    if rows != list(range(len(rows))):
+    if not np.array_equal(table["row"].to_numpy(), np.arange(len(table))):
         problems.append(Problem("samples.parquet doesn't have each row from 0 once, in order"))
     if expected_rows is not None and account.rows != expected_rows:
         problems.append(
             Problem(f"{expected_rows} rows were prepared, samples.parquet accounts for {account.rows}")
         )
-    ids = Counter(r["sample_id"] for r in table.to_pylist() if r["status"] == "committed")
+    committed = table.filter(pc.equal(table["status"], "committed"))
+    ids = committed.group_by("sample_id").aggregate([("row", "count")])
     problems += [
-        Problem(f"{n} committed samples have this id", sample_id=sample_id)
-        for sample_id, n in ids.items()
-        if n > 1
+        Problem(f"{record['row_count']} committed samples have this id", sample_id=record["sample_id"])
+        for record in ids.filter(pc.greater(ids["row_count"], 1)).to_pylist()
     ]
     return problems
 

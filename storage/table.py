@@ -17,18 +17,19 @@ by one small read.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal, get_args
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from storage.committed import read_places
 from storage.errors import CorruptDump, IncompleteRun
 from storage.files import Store
 from storage.layout import Layout
-from storage.manifest import Committed, read_manifests
 
 TABLE_KEY = "samples.parquet"
 ACCOUNT_FIELD = b"hsdump_account"
@@ -45,6 +46,8 @@ SCHEMA = pa.schema(
         pa.field("array_start", pa.int64()),
     ]
 )
+OUTCOMES = pa.schema([SCHEMA.field(name) for name in ("row", "sample_id", "status", "reason")])
+"""Columns that a row without a place has."""
 Status = Literal["committed", "skipped", "failed"]
 
 
@@ -80,58 +83,71 @@ class Account:
     tokens: int
 
 
-def committed_table(layout: Layout, committed: Mapping[int, Committed]) -> pa.Table:
-    """The committed rows alone, in the table's schema: what an unfinished dump holds."""
-    return pa.Table.from_pylist([_committed_record(layout, c) for c in committed.values()], schema=SCHEMA)
+def committed_table(layout: Layout, places: pa.Table) -> pa.Table:
+    """Committed rows alone, in the table's schema: what an unfinished dump holds.
+
+    Args:
+        layout: the dump's geometry.
+        places: of the samples, with the columns of `storage.committed.PLACES`.
+    """
+    shard = places["shard"].to_numpy().astype(np.int64)
+    starts = shard * layout.shard_rows + places["first_slot"].to_numpy().astype(np.int64) * layout.chunk_rows
+    columns = {name: places[name] for name in places.column_names}
+    columns |= {
+        "status": pa.repeat("committed", len(places)),
+        "reason": pa.nulls(len(places), pa.string()),
+        "array_start": pa.array(starts),
+    }
+    return pa.table([columns[field.name] for field in SCHEMA], schema=SCHEMA)
 
 
-def build_table(layout: Layout, committed: Mapping[int, Committed], outcomes: Iterable[Outcome]) -> pa.Table:
+def outcome_table(outcomes: Iterable[Outcome]) -> pa.Table:
+    """A few outcomes as a table of `OUTCOMES`."""
+    return pa.Table.from_pylist([asdict(outcome) for outcome in outcomes], schema=OUTCOMES)
+
+
+def build_table(layout: Layout, places: pa.Table, outcomes: pa.Table) -> pa.Table:
     """The table of `TABLE_KEY`; a row that is committed counts as that whatever its outcome says.
+
+    Args:
+        layout: the dump's geometry.
+        places: of the committed samples, as `storage.committed.counting` gives them.
+        outcomes: `OUTCOMES` of the rows that aren't committed.
 
     Raises:
         CorruptDump: an outcome says committed and no manifest has that row.
         IncompleteRun: a row between the first and the last has neither.
     """
-    records = {row: _committed_record(layout, found) for row, found in committed.items()}
-    for outcome in outcomes:
-        if outcome.row in records:
-            continue
-        if outcome.status == "committed":
-            raise CorruptDump(
-                f"row {outcome.row} ({outcome.sample_id!r}) was reported as committed and no manifest has "
-                "it; run the same command again to collect it anew"
-            )
-        records[outcome.row] = asdict(outcome)
-    for expected, row in enumerate(sorted(records)):
-        if row != expected:
-            raise IncompleteRun(
-                f"row {expected} is neither committed nor skipped nor failed; run the same command again"
-            )
-    ordered = [records[row] for row in sorted(records)]
-    table = pa.Table.from_pylist(ordered, schema=SCHEMA)
+    outcomes = outcomes.filter(pc.invert(pc.is_in(outcomes["row"], places["row"].combine_chunks())))
+    claimed = outcomes.filter(pc.equal(outcomes["status"], "committed"))
+    for record in claimed.slice(0, 1).to_pylist():
+        raise CorruptDump(
+            f"row {record['row']} ({record['sample_id']!r}) was reported as committed and no manifest has "
+            "it; run the same command again to collect it anew"
+        )
+    table = pa.concat_tables([committed_table(layout, places), _without_places(outcomes)])
+    rows = table["row"].to_numpy()
+    order = np.argsort(rows, kind="stable")
+    wrong = np.flatnonzero(rows[order] != np.arange(rows.size))
+    if wrong.size:
+        raise IncompleteRun(
+            f"row {wrong[0]} is neither committed nor skipped nor failed, or more than one of them; run the same "
+            "command again"
+        )
+    table = table.take(order)
     return table.replace_schema_metadata({ACCOUNT_FIELD: json.dumps(asdict(count(table)))})
 
 
-def _committed_record(layout: Layout, found: Committed) -> dict[str, Any]:
-    sample = found.sample
-    return {
-        "row": sample.row,
-        "sample_id": sample.sample_id,
-        "status": "committed",
-        "tokens": sample.tokens,
-        "shard": found.shard,
-        "first_slot": sample.first_slot,
-        "offset": sample.offset,
-        "array_start": layout.array_start(found.shard, sample.first_slot),
-    }
+def _without_places(outcomes: pa.Table) -> pa.Table:
+    nowhere = {f.name: pa.nulls(len(outcomes), f.type) for f in SCHEMA if f.name not in OUTCOMES.names}
+    columns = {name: outcomes[name] for name in OUTCOMES.names} | nowhere
+    return pa.table([columns[field.name] for field in SCHEMA], schema=SCHEMA)
 
 
 def count(table: pa.Table) -> Account:
     """The account of a table."""
-    status = table["status"].to_pylist()
-    tokens = sum(t or 0 for t in table["tokens"].to_pylist())
-    counts = {s: status.count(s) for s in ("committed", "skipped", "failed")}
-    return Account(rows=len(status), **counts, tokens=tokens)
+    counts = {s: pc.sum(pc.equal(table["status"], s)).as_py() or 0 for s in get_args(Status)}
+    return Account(rows=len(table), **counts, tokens=pc.sum(table["tokens"]).as_py() or 0)
 
 
 def write_table(store: Store, table: pa.Table) -> None:
@@ -167,11 +183,14 @@ def current_table(store: Store) -> pa.Table | None:
     if table is None:
         return None
     held = table.filter(pc.equal(table["status"], "committed"))
-    known = dict(zip(held["row"].to_pylist(), held["shard"].to_pylist(), strict=True))
+    rows, shards = held["row"].to_numpy(), held["shard"].to_numpy()
     # A shard that the table doesn't know may be empty, or hold copies that don't count.
-    for manifest in read_manifests(store, known=set(known.values())):
-        if any(known.get(sample.row, manifest.shard) >= manifest.shard for sample in manifest.samples):
-            return None
+    newer = read_places(store, known=frozenset(np.unique(shards).tolist()))
+    at = np.searchsorted(rows, newer["row"].to_numpy())
+    at[at == rows.size] = 0
+    unknown = rows[at] != newer["row"].to_numpy() if rows.size else np.ones(len(newer), np.bool_)
+    if unknown.any() or (len(newer) and (shards[at] >= newer["shard"].to_numpy()).any()):
+        return None
     return table
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -89,13 +88,17 @@ class PromptTable:
             skip_reason=table["skip_reason"][at].as_py(),
         )
 
-    def reasons(self) -> Iterator[tuple[int, str, str]]:
-        """(row, sample id, reason) of every skipped row."""
-        for part in range(len(self.summary.parts)):
-            table = self._read_columns(part, ["row", "sample_id", "skip_reason"])
-            skipped = table.filter(pa.compute.is_valid(table["skip_reason"]))
-            for columns in skipped.to_pylist():
-                yield columns["row"], columns["sample_id"], columns["skip_reason"]
+    def skipped(self) -> pa.Table:
+        """``row``, ``sample_id`` and ``skip_reason`` of every skipped row, in order."""
+        tables = [
+            self._read_columns(part, ["row", "sample_id", "skip_reason"])
+            for part in range(len(self.summary.parts))
+        ]
+        return pa.concat_tables(t.filter(t["skip_reason"].is_valid()) for t in tables)
+
+    def sample_ids(self, rows: npt.NDArray[np.int64]) -> pa.ChunkedArray:
+        """The ids of some rows, by one look at that column."""
+        return self.column("sample_id").take(pa.array(rows))
 
     def column(self, name: str) -> Any:
         """One column of all rows as a pyarrow.ChunkedArray, without reading the others."""

@@ -28,7 +28,7 @@ def test_the_account_of_the_example_is_not_trivial(table: PromptTable) -> None:
     assert kinds == {"broken": 1, "duplicate": 1, "over_long": 1}
     assert len(table.summary.warnings) == 1
     assert table.summary.to_collect >= 64
-    assert [sample_id for _, sample_id, _ in table.reasons()][1:] == ["prime-factors", "photosynthesis"]
+    assert table.skipped()["sample_id"].to_pylist()[1:] == ["prime-factors", "photosynthesis"]
 
 
 def test_the_example_has_several_languages_and_turns(table: PromptTable) -> None:

@@ -63,7 +63,7 @@ def test_every_row_is_accounted_for_with_its_reason(tmp_path: Path, tokenizer_pa
     assert (summary.source_rows, summary.rows, summary.to_collect, summary.skipped) == (10, 10, 4, 6)
     assert table.status.tolist() == [0, 1, 1, 0, 1, 0, 0, 1, 1, 1]
     assert [table.load(row).sample_id for row in (0, 3, 5, 6)] == ["a", "a#3", "7", "ids"]
-    reasons = {row: reason for row, _, reason in table.reasons()}
+    reasons = {r["row"]: r["skip_reason"] for r in table.skipped().to_pylist()}
     assert sorted(reasons) == [1, 2, 4, 7, 8, 9]
     for row, part in {
         1: "isn't JSON", 2: "duplicate of row 0", 4: "over max_tokens 100", 7: "1000000",

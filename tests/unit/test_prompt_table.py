@@ -64,7 +64,9 @@ def test_rows_come_back_in_any_order(tmp_path: Path, where: str) -> None:
         assert (got.row, got.source_row, got.sample_id) == (want.row, want.source_row, want.sample_id)
         assert got.skip_reason == want.skip_reason
         assert (got.token_ids.dtype, got.loss_mask.dtype) == (np.int32, np.uint8)
-    assert list(table.reasons()) == [(r.row, r.sample_id, "too odd") for r in rows if r.skip_reason]
+    skipped = [(r["row"], r["sample_id"], r["skip_reason"]) for r in table.skipped().to_pylist()]
+    assert skipped == [(r.row, r.sample_id, "too odd") for r in rows if r.skip_reason]
+    assert table.sample_ids(np.array([150, 3])).to_pylist() == [rows[150].sample_id, rows[3].sample_id]
     assert table.column("sample_id").to_pylist() == [r.sample_id for r in rows]
 
 

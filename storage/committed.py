@@ -1,0 +1,73 @@
+"""What the manifests commit, as columns: a million samples take some tens of megabytes here, not gigabytes.
+
+`storage.manifest` reads one shard's manifest into objects; whoever needs all of them needs this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pyarrow as pa
+
+from storage.files import Store
+from storage.manifest import READ_THREADS, Manifest, committed_shards, read_manifest
+
+PLACES = pa.schema(
+    [
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("sample_id", pa.string(), nullable=False),
+        pa.field("tokens", pa.int32(), nullable=False),
+        pa.field("shard", pa.int32(), nullable=False),
+        pa.field("first_slot", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+    ]
+)
+"""One row a copy of a sample, with the names and meanings of `ManifestSample`."""
+
+
+def manifest_places(manifest: Manifest) -> pa.Table:
+    """The `PLACES` of one shard's samples."""
+    samples = manifest.samples
+    return pa.table(
+        {
+            "row": [s.row for s in samples],
+            "sample_id": [s.sample_id for s in samples],
+            "tokens": [s.tokens for s in samples],
+            "shard": np.full(len(samples), manifest.shard, np.int32),
+            "first_slot": [s.first_slot for s in samples],
+            "offset": [s.offset for s in samples],
+        },
+        schema=PLACES,
+    )
+
+
+def read_places(store: Store, known: Collection[int] = ()) -> pa.Table:
+    """The `PLACES` of every copy that a manifest names, in the order of the shards.
+
+    Args:
+        store: the dump.
+        known: shards whose manifests are left out.
+
+    Raises:
+        CorruptDump: a manifest isn't readable.
+        StorageError: the dump can't be read.
+    """
+    shards = [shard for shard in committed_shards(store) if shard not in known]
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        return concat(pool.map(lambda shard: manifest_places(read_manifest(store, shard)), shards))
+
+
+def concat(places: Iterable[pa.Table]) -> pa.Table:
+    """Several tables of `PLACES`, perhaps none, as one."""
+    return pa.concat_tables([PLACES.empty_table(), *places]).combine_chunks()
+
+
+def counting(places: pa.Table) -> pa.Table:
+    """Of several copies of a row the one in the lowest shard, in the order of the rows."""
+    row, shard = places["row"].to_numpy(), places["shard"].to_numpy()
+    order = np.lexsort((shard, row))
+    first = np.ones(order.size, np.bool_)
+    first[1:] = row[order][1:] != row[order][:-1]
+    return places.take(order[first])
