@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
+from storage.committed import counting, read_places
 from storage.errors import AlreadyExists, CorruptDump, IdentityMismatch, OutputError
 from storage.files import Store
 from storage.identity import Identity
@@ -19,8 +22,8 @@ from storage.layout import (
     hidden_array_metadata,
     token_array_metadata,
 )
-from storage.manifest import committed_samples, read_manifests
-from storage.table import Account, Outcome, build_table, count, write_table
+from storage.manifest import committed_shards
+from storage.table import Account, Outcome, build_table, count, outcome_table, write_table
 
 FORMAT = "hsdump"
 FORMAT_VERSION = 1
@@ -172,14 +175,15 @@ def grow(store: Store, shards: int) -> None:
         _write_arrays(store, layout, shards)
 
 
-def finalise(store: Store, outcomes: Iterable[Outcome]) -> Account:
+def finalise(store: Store, outcomes: pa.Table | Iterable[Outcome]) -> Account:
     """Ends a run: ``samples.parquet``, arrays of the exact shape, and no half-written objects left.
 
     It may be called again after more was committed. No writer may be alive.
 
     Args:
         store: the dump.
-        outcomes: every prepared row that isn't committed; committed ones come from the manifests.
+        outcomes: every prepared row that isn't committed, as a table of `storage.table.OUTCOMES` or, where they
+            are few, one by one; committed ones come from the manifests.
 
     Returns:
         The counts.
@@ -190,9 +194,11 @@ def finalise(store: Store, outcomes: Iterable[Outcome]) -> Account:
         StorageError: writing failed.
     """
     layout = read_header(store).layout
-    manifests = read_manifests(store)
-    table = build_table(layout, committed_samples(manifests), outcomes)
-    _write_arrays(store, layout, max((m.shard for m in manifests), default=0) + 1)
+    places = counting(read_places(store))
+    table = build_table(
+        layout, places, outcomes if isinstance(outcomes, pa.Table) else outcome_table(outcomes)
+    )
+    _write_arrays(store, layout, max(committed_shards(store), default=0) + 1)
     store.remove_sinks()
     write_table(store, table)
     return count(table)

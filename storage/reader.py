@@ -15,13 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from storage.committed import counting, read_places
 from storage.dump import DumpHeader, read_header
 from storage.encoded import IndexCache, read_states
 from storage.errors import CorruptDump
 from storage.files import Store
 from storage.identity import Identity
 from storage.layout import TOKEN_COLUMNS, Layout, State, hidden_key, token_key
-from storage.manifest import ManifestSample, committed_samples, read_manifests
+from storage.manifest import ManifestSample
 from storage.read_check import ReadCheck
 from storage.read_memory import ReadMemory
 from storage.table import committed_table, current_table
@@ -230,7 +231,7 @@ class Dump(Sequence[Sample]):
         self._indices = IndexCache(store, self.header.layout)
         table = current_table(store)
         if table is None:
-            table = committed_table(self.header.layout, committed_samples(read_manifests(store)))
+            table = committed_table(self.header.layout, counting(read_places(store)))
         self.samples: pa.Table = table
         held = table.filter(pc.equal(table["status"], "committed"))
         self._ids: list[str] = held["sample_id"].to_pylist()
