@@ -25,7 +25,6 @@ class Carrier:
         layout: the dump's geometry.
         ledger: told of each step.
         crew: told of dead members.
-        absorb: takes every acknowledgement of a writer.
         trouble: takes a failure that pauses the run.
         wake: called when there may be something new to dispatch.
     """
@@ -35,14 +34,12 @@ class Carrier:
         layout: Layout,
         ledger: Ledger,
         crew: Crew,
-        absorb: Callable[[WriteAck], None],
         trouble: Callable[[Failure], None],
         wake: Callable[[], None],
     ) -> None:
         self._layout = layout
         self._ledger = ledger
         self._crew = crew
-        self._absorb = absorb
         self._trouble = trouble
         self._wake = wake
         self.captured_tokens = 0
@@ -70,7 +67,7 @@ class Carrier:
         # The writer has to let go of what it holds of a lost batch before its rows are dispatched again.
         ack = await self._finish(writer, batch, record)
         if failure is None and ack is not None:
-            self._ledger.written(batch.batch_id, ack.written, ack.failed)
+            self._ledger.written(batch.batch_id, ack.written, ack.failed, ack.lost)
         elif failure is not None and failure.fault is Fault.SAMPLE:
             self._ledger.batch_failed(batch.batch_id, failure.sample_failure)
         else:
@@ -109,7 +106,7 @@ class Carrier:
                 if failure.fault is Fault.MEMBER:
                     await self._crew.writer_lost(writer, failure)
                 elif failure.fault is Fault.FULL:
-                    await self._crew.writer_full(writer, failure)
+                    self._trouble(failure)
                 return failure
             refs.popleft()
         return None
@@ -132,11 +129,11 @@ class Carrier:
         except RayError as error:
             failure = classify(error)
             if failure.fault is Fault.FULL:
-                await self._crew.writer_full(writer, failure)
+                self._trouble(failure)
             else:
                 await self._crew.writer_lost(writer, failure)
             return None
-        self._absorb(ack)
+        self._crew.heard(writer, ack)
         return ack
 
 

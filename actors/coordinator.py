@@ -171,7 +171,7 @@ class Coordinator:
             ),
             events=dict(ledger.events),
             last_problem=self._crew.last_problem,
-            paused=self._paused,
+            paused=self._paused or self._crew.waiting,
         )
 
     # ---- the run
@@ -197,7 +197,7 @@ class Coordinator:
         self._crew = Crew(spec, self._ledger, self._absorb, self._trouble, self._wake, self._spawn)
         self._crew.known_shards.update(known_shards)
         self._carrier = Carrier(
-            spec.layout, self._ledger, self._crew, self._absorb, self._trouble, self._wake
+            spec.layout, self._ledger, self._crew, self._trouble, self._wake
         )
 
     async def _lead(self) -> None:

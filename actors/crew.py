@@ -89,6 +89,7 @@ class Crew:
         self.rate = FailureRate(spec.infrastructure_per_hour, _HOUR_S)
         self.known_shards: set[int] = set()
         self.last_problem: str | None = None
+        self._waiting: dict[str, str] = {}
 
     def add_engine(self, info: EngineInfo, handle: Any) -> None:
         """An engine is ready."""
@@ -109,6 +110,11 @@ class Crew:
         """A drained engine that has nothing in flight is no longer part of the run."""
         self._ledger.dismiss_engine(name)
         _cancel(self.engines.pop(name))
+
+    @property
+    def waiting(self) -> str | None:
+        """What a writer waits for, and with it the samples that are on their way to it; None if none does."""
+        return next(iter(self._waiting.values()), None)
 
     async def next_losses(self) -> tuple[Loss, ...]:
         """Waits for losses that weren't told yet; empty once the run has ended."""
@@ -157,6 +163,7 @@ class Crew:
             return
         member.lost = True
         del self.writers[member.name]
+        self._waiting.pop(member.name, None)
         self._ledger.drain_writer(member.name)
         self._kill(member)
         # Its last seal may have succeeded without the answer.
@@ -168,11 +175,13 @@ class Crew:
         self._ledger.writer_lost(member.name)
         self._report(member, "writer", failure)
 
-    async def writer_full(self, member: Member, failure: Failure) -> None:
-        """The writer found no space: the shard it wrote to is lost; what it has in others is committed."""
-        self._trouble(failure)
-        if await self.ask_writer(member, member.handle.seal.remote):
-            self._ledger.take_back(member.name)
+    def heard(self, member: Member, ack: WriteAck) -> None:
+        """Takes a writer's answer."""
+        self._absorb(ack)
+        if ack.lost and not member.lost:
+            logger.warning("%s lost a shard to the storage: %d samples again", member.name, len(ack.lost))
+            self._ledger.shard_lost(member.name, ack.lost)
+            self._wake()
 
     async def _last_manifests(self, writer: str) -> list[Manifest]:
         """Revokes a writer's claims and reads the manifests that weren't known; a failing storage is waited for."""
@@ -244,7 +253,10 @@ class Crew:
         while True:
             await asyncio.sleep(self._spec.tick_s)
             try:
-                await asyncio.wait_for(_await(member.handle.ping.remote()), self._spec.stall_timeout_s)
+                waits = await asyncio.wait_for(
+                    _await(member.handle.ping.remote()), self._spec.stall_timeout_s
+                )
+                self._note_waiting(member, waits)
             except RayError:
                 return  # its death is seen by whoever waits for its work
             except TimeoutError:
@@ -252,23 +264,26 @@ class Crew:
                 await self.writer_lost(member, Failure(Fault.MEMBER, reason))
                 return
 
-    async def ask_writer(self, member: Member, call: Callable[[], Any]) -> bool:
-        """Makes a call that answers with a `WriteAck` and no batch; False if the writer is lost.
+    def _note_waiting(self, member: Member, waits: str) -> None:
+        """Remembers what a writer says that it waits for; empty if for nothing."""
+        if waits:
+            self._waiting[member.name] = f"{member.name} waits: {waits}"
+            self.last_problem = self._waiting[member.name]
+        elif self._waiting.pop(member.name, None):
+            logger.warning("%s goes on", member.name)
 
-        Where it finds no space, the shards that it was to seal are lost.
-        """
+    async def ask_writer(self, member: Member, call: Callable[[], Any]) -> bool:
+        """Makes a call that answers with a `WriteAck` and no batch; False if the writer is lost."""
         try:
             ack: WriteAck = await _await(call())
         except RayError as error:
             failure = classify(error)
             if failure.fault is Fault.FULL:
                 self._trouble(failure)
-                if not member.lost:
-                    self._ledger.take_back(member.name)
                 return not member.lost
             await self.writer_lost(member, _as_member(failure))
             return False
-        self._absorb(ack)
+        self.heard(member, ack)
         return not member.lost
 
 

@@ -24,6 +24,7 @@ from actors.capture.session import CaptureSession
 from actors.figures import Figures
 from actors.messages import Batch, BatchRecord, EngineInfo, EngineSpec
 from actors.models import local_model
+from actors.patience import Patience
 from storage.errors import EngineDead
 from storage.files import Store
 from storage.prompts import PromptTable
@@ -43,6 +44,7 @@ class EngineActor:
         self._session = CaptureSession(spec)
         self._jobs: dict[str, asyncio.Future[CaptureJob]] = {}
         self._unread: dict[str, int] = {}
+        self._patience = Patience(spec.storage_timeout_s)
         self._watch: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -57,7 +59,8 @@ class EngineActor:
             EngineDead: SGLang didn't come up.
         """
         info = await asyncio.wrap_future(self._session.start())
-        self._prompts = PromptTable(Store(self._spec.prompts_url))
+        store = Store(self._spec.prompts_url)
+        self._prompts = await asyncio.to_thread(self._patience.call, lambda: PromptTable(store))
         self._watch = asyncio.create_task(self._exit_when_dead())
         return EngineInfo(
             name=self._spec.name,
@@ -76,7 +79,7 @@ class EngineActor:
         The record is small; the states are fetched with `segment`, which may be called before, meanwhile or
         after, exactly once for each segment.
         """
-        tokens = [self._prompts.load(s.row).token_ids for s in batch.samples]
+        tokens = await asyncio.to_thread(self._patience.call, lambda: self._tokens(batch))
         job = self._session.submit(batch, tokens)
         self._job(batch.batch_id).set_result(job)
         return await asyncio.wrap_future(job.record())
@@ -98,8 +101,8 @@ class EngineActor:
         return array
 
     async def ping(self) -> int:
-        """A counter that moves whenever the engine makes progress."""
-        return self._session.progress()
+        """A counter that moves whenever the engine makes progress, or waits for the storage that prompts are in."""
+        return self._session.progress() + self._patience.pauses
 
     async def figures(self) -> Figures:
         """How it spent its time so far."""
@@ -118,6 +121,9 @@ class EngineActor:
         if self._watch is not None:
             self._watch.cancel()
         await asyncio.to_thread(self._session.shutdown)
+
+    def _tokens(self, batch: Batch) -> list[np.ndarray[Any, Any]]:
+        return [self._prompts.load(s.row).token_ids for s in batch.samples]
 
     def _job(self, batch_id: str) -> asyncio.Future[CaptureJob]:
         if batch_id not in self._jobs:

@@ -178,6 +178,13 @@ class Ledger:
         for row in self.rows.written_by(self.writers[name].number):
             self.rows.requeue(row)
 
+    def shard_lost(self, name: str, rows: Iterable[int]) -> None:
+        """A shard of a writer that lives is gone, and with it ``rows``; those that it held are pending again."""
+        for row in rows:
+            if self.rows.is_written_by(row, self.writers[name].number):
+                self.rows.requeue(row)
+        self.events["shard_lost"] += 1
+
     # ---- a batch's way
 
     def next_batch(self) -> Dispatch | None:
@@ -252,10 +259,16 @@ class Ledger:
         self._release(flight)
         return True
 
-    def written(self, batch_id: str, rows: Iterable[int], failed: Iterable[SampleOutcome] = ()) -> bool:
+    def written(
+        self,
+        batch_id: str,
+        rows: Iterable[int],
+        failed: Iterable[SampleOutcome] = (),
+        lost: Iterable[int] = (),
+    ) -> bool:
         """The batch's writer holds ``rows``; the batch is over.
 
-        A sample that the writer names neither as written nor as failed counts as failed.
+        ``lost`` samples are pending again without blame. One that the writer names nowhere counts as failed.
 
         Returns:
             False if the batch was given up before: nothing changes.
@@ -274,13 +287,15 @@ class Ledger:
             if flight.samples.get(outcome.row) == outcome.attempt and outcome.failure is not None:
                 flight.failures.setdefault(outcome.row, outcome.failure)
         silent = SampleFailure("other", f"{flight.writer.name} doesn't say what became of it")
-        written = set(rows)
+        written, lost = set(rows), set(lost)
         for row in self._close(batch_id):
             if row in flight.failures:
                 self._after_failure(row, flight.failures[row])
             elif row in written:
                 self.rows.write(row, flight.writer.number)
                 self.breaker.success()
+            elif row in lost:
+                self.rows.requeue(row)
             else:
                 self._after_failure(row, silent)
         return True

@@ -137,11 +137,14 @@ class WriteAck:
         written: rows of this batch whose bytes have left the object store; not safe yet.
         sealed: shards committed meanwhile, whichever batches they hold.
         failed: rows of this batch that couldn't be taken, with the reason.
+        lost: rows of this batch, and rows of earlier answers' ``written``, that went down with a shard when the
+            storage failed; by nobody's fault.
     """
 
     written: tuple[int, ...] = ()
     sealed: tuple[SealedShard, ...] = ()
     failed: tuple[SampleOutcome, ...] = ()
+    lost: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,7 @@ class EngineSpec:
         log_dir: where the engine's processes keep their full logs.
         load_timeout_s: longest time from construction to the end of the start-up proof.
         stall_timeout_s: longest time without any progress while requests are in flight.
+        storage_timeout_s: longest time that failing storage is waited for, where prompts are read.
     """
 
     name: str
@@ -203,6 +207,7 @@ class EngineSpec:
     server_args: Mapping[str, Any] = field(default_factory=dict)
     model_source: str = ""
     revision: str | None = None
+    storage_timeout_s: float = 900.0
 
 
 @dataclass(frozen=True)
@@ -234,6 +239,7 @@ class WriterSpec:
         shard_bytes: a shard is sealed when its states reach this.
         shard_age_s: a shard is sealed when it has been open this long.
         idle_s: a shard is sealed when nothing was put for this long.
+        storage_timeout_s: longest time without success that failing storage is waited for.
     """
 
     name: str
@@ -242,6 +248,7 @@ class WriterSpec:
     shard_bytes: int
     shard_age_s: float
     idle_s: float
+    storage_timeout_s: float = 900.0
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,10 @@ class Rows:
         rows: list[int] = np.flatnonzero((self._state == State.WRITTEN) & (self._writer == writer)).tolist()
         return rows
 
+    def is_written_by(self, row: int, writer: int) -> bool:
+        """Whether the writer of this number holds ``row`` and hasn't sealed it."""
+        return bool(self._state[row] == _WRITTEN and self._writer[row] == writer)
+
     def start(self, row: int) -> int:
         """A row taken out of `pending` goes into flight; returns the attempt's number."""
         self._move(row, _IN_FLIGHT, _PENDING)

@@ -24,10 +24,12 @@ from actors.messages import (
     BatchRecord,
     EngineInfo,
     EngineSpec,
+    Piece,
     SampleFailure,
     SampleOutcome,
     SampleRef,
 )
+from actors.patience import Patience
 from storage.errors import ConfigError
 from storage.files import Store
 from storage.layout import Layout
@@ -76,26 +78,57 @@ class SyntheticFaults:
 
     Attributes:
         tokens_per_s: speed; 0 is as fast as it can.
+        jitter: share by which the time of a sample varies, 0 to 1; the same for a sample in every run.
         die_at_sample: the process dies when it meets its k-th sample; 0 never.
         die_on_rows: it dies whenever it meets one of these prepared rows.
-        bad_rows: these prepared rows come back as bad states, always.
-        hang_on_rows: it makes no progress any more once it meets one of these.
+        die_on_ids: the same for these sample ids.
+        bad_rows: these prepared rows come back as bad states (not a number), always.
+        short_rows: these come back with one token too few, always.
+        hang_at_sample: it answers, and makes no progress any more, from its k-th sample on; 0 never.
+        hang_on_rows: the same once it meets one of these prepared rows.
         hold_at_sample: it waits before its k-th sample until `SyntheticEngine.go_on` is called; 0 never.
+        engines: names of the engines that the faults above are for; empty is all.
     """
 
     tokens_per_s: float = 0.0
+    jitter: float = 0.0
     die_at_sample: int = 0
     die_on_rows: tuple[int, ...] = ()
+    die_on_ids: tuple[str, ...] = ()
     bad_rows: tuple[int, ...] = ()
+    short_rows: tuple[int, ...] = ()
+    hang_at_sample: int = 0
     hang_on_rows: tuple[int, ...] = ()
     hold_at_sample: int = 0
+    engines: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (self.tokens_per_s >= 0 and 0 <= self.jitter <= 1):
+            raise ConfigError(
+                f"engine.args of a synthetic engine: tokens_per_s is {self.tokens_per_s} and jitter {self.jitter}; "
+                "give a speed from 0 and a share from 0 to 1"
+            )
+
+    def of(self, engine: str) -> SyntheticFaults:
+        """What the engine of that name does: the whole plan, or only its speed."""
+        if not self.engines or engine in self.engines:
+            return self
+        return SyntheticFaults(self.tokens_per_s, self.jitter)
+
+    def seconds(self, sample_id: str, tokens: int) -> float:
+        """How long a sample takes."""
+        if not self.tokens_per_s:
+            return 0.0
+        share = xxhash.xxh3_64_intdigest(f"speed of {sample_id}".encode()) / 2**64  # 0 to 1
+        return tokens / self.tokens_per_s * (1 + self.jitter * (2 * share - 1))
 
 
 class _Prefill:
-    """A batch and which of its samples are through."""
+    """A batch, its samples' ids, and which of them are through."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, ids: list[str]) -> None:
         self.batch = batch
+        self.ids = ids
         self.done = [asyncio.Event() for _ in batch.samples]
 
 
@@ -113,10 +146,11 @@ class SyntheticEngine:
         self._spec = spec
         self._layout = spec.capture.layout
         try:
-            self._faults = SyntheticFaults(**spec.server_args)
+            self._faults = SyntheticFaults(**spec.server_args).of(spec.name)
         except TypeError as error:
             raise ConfigError(f"engine.args of a synthetic engine: {error}") from None
-        self._prompts = PromptTable(Store(spec.prompts_url))
+        self._patience = Patience(spec.storage_timeout_s)
+        self._prompts = self._patience.call(lambda: PromptTable(Store(spec.prompts_url)))
         self._batches: dict[str, asyncio.Future[_Prefill]] = {}
         self._read: Counter[str] = Counter()
         self._one_by_one = asyncio.Lock()
@@ -143,12 +177,13 @@ class SyntheticEngine:
     async def capture(self, batch: Batch) -> BatchRecord:
         """Takes its time over a batch and answers for each sample."""
         began_s = time.perf_counter()
-        prefill = _Prefill(batch)
+        ids = await asyncio.to_thread(self._patience.call, lambda: self._ids(batch))
+        prefill = _Prefill(batch, ids)
         self._batch(batch.batch_id).set_result(prefill)
         async with self._one_by_one:
             outcomes = []
-            for sample, done in zip(batch.samples, prefill.done, strict=True):
-                outcomes.append(await self._prefill(sample))
+            for sample, sample_id, done in zip(batch.samples, ids, prefill.done, strict=True):
+                outcomes.append(await self._prefill(sample, sample_id))
                 done.set()
         prefill_s = time.perf_counter() - began_s
         return BatchRecord(batch.batch_id, self._spec.name, tuple(outcomes), prefill_s, 0.0)
@@ -161,7 +196,7 @@ class SyntheticEngine:
         pieces = batch.segments[index]
         for piece in pieces:
             await prefill.done[piece.sample].wait()
-        flat = [self._rows(batch.samples[p.sample].row, p.token_start, p.rows).ravel() for p in pieces]
+        flat = [self._rows(prefill, piece).ravel() for piece in pieces]
         self._read[batch_id] += 1
         if self._read[batch_id] == len(batch.segments):
             del self._read[batch_id]
@@ -169,8 +204,8 @@ class SyntheticEngine:
         return flat[0] if len(flat) == 1 else np.concatenate(flat)
 
     async def ping(self) -> int:
-        """Samples that it has finished."""
-        return self._progress
+        """Samples that it has finished, and how often it waited for the storage that prompts are in."""
+        return self._progress + self._patience.pauses
 
     async def figures(self) -> Figures:
         """It has no ring to wait for."""
@@ -195,23 +230,28 @@ class SyntheticEngine:
             self._batches[batch_id] = asyncio.get_running_loop().create_future()
         return self._batches[batch_id]
 
-    async def _prefill(self, sample: SampleRef) -> SampleOutcome:
+    def _ids(self, batch: Batch) -> list[str]:
+        return [self._prompts.load(sample.row).sample_id for sample in batch.samples]
+
+    async def _prefill(self, sample: SampleRef, sample_id: str) -> SampleOutcome:
         faults = self._faults
         self._samples += 1
-        if self._samples == faults.die_at_sample or sample.row in faults.die_on_rows:
-            os._exit(1)
         if self._samples == faults.hold_at_sample:
             await self._may_go_on.wait()
-        if sample.row in faults.hang_on_rows:
+        poison = sample.row in faults.die_on_rows or sample_id in faults.die_on_ids
+        if poison or self._samples == faults.die_at_sample:
+            os._exit(1)
+        if self._samples == faults.hang_at_sample or sample.row in faults.hang_on_rows:
             await asyncio.Event().wait()
-        if faults.tokens_per_s:
-            await asyncio.sleep(sample.tokens / faults.tokens_per_s)
+        if seconds := faults.seconds(sample_id, sample.tokens):
+            await asyncio.sleep(seconds)
         self._progress += 1
         failure = SampleFailure("bad_states", "non-finite states") if sample.row in faults.bad_rows else None
         return SampleOutcome(sample.row, sample.attempt, failure)
 
-    def _rows(self, row: int, start: int, rows: int) -> NDArray[Any]:
-        states = synthetic_rows(self._prompts.load(row).sample_id, start, rows, self._layout)
+    def _rows(self, prefill: _Prefill, piece: Piece) -> NDArray[Any]:
+        row = prefill.batch.samples[piece.sample].row
+        states = synthetic_rows(prefill.ids[piece.sample], piece.token_start, piece.rows, self._layout)
         if row in self._faults.bad_rows:
             states.fill(np.iinfo(states.dtype).max)  # all bits set: not a number, in each of the types
-        return states
+        return states[:, :-1] if row in self._faults.short_rows else states

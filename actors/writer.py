@@ -3,13 +3,18 @@
 It runs as a Ray actor with two concurrency groups. Everything that touches a shard goes through the group
 ``io`` with one thread, so the shard writer needs no lock; ``ping`` has a thread of its own and answers while a
 large write goes on.
+
+When the storage fails, the writer waits here until it works again, holding the segment that it was given, so that
+permits hold back the dispatch and nobody dies. A shard in which a write failed can't be mended: the samples
+in it are reported as lost and collected again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +24,7 @@ from actors.figures import Figures, timed
 from actors.messages import (
     Batch,
     BatchRecord,
+    Piece,
     SampleFailure,
     SampleOutcome,
     SealedShard,
@@ -26,9 +32,11 @@ from actors.messages import (
     WriterInfo,
     WriterSpec,
 )
+from actors.patience import Patience
 from storage.dump import read_header
-from storage.errors import RowMismatch
+from storage.errors import RowMismatch, StorageError
 from storage.files import Store
+from storage.localdisk import TEMPORARIES
 from storage.prompts import PromptTable
 from storage.shard import SampleHead, ShardWriter
 
@@ -41,21 +49,25 @@ class WriterActor:
 
     def __init__(self, spec: WriterSpec) -> None:
         self._spec = spec
-        store = Store(spec.dump_url)
-        self._layout = read_header(store).layout
-        self._prompts = PromptTable(store)
-        self._shards = ShardWriter(store, self._layout, spec.run_id, spec.name, spec.shard_bytes)
+        self._store = Store(spec.dump_url)
+        self._patience = Patience(spec.storage_timeout_s)
+        self._layout = self._patience.call(lambda: read_header(self._store)).layout
+        self._prompts = self._patience.call(lambda: PromptTable(self._store))
+        self._shards = ShardWriter(self._store, self._layout, spec.run_id, spec.name, spec.shard_bytes)
         self._placed: dict[str, dict[int, int]] = {}  # batch -> row -> tokens that were put
         self.figures_now = Figures()
-        self._calls = 0
+        self._broken: dict[str, set[int]] = {}  # batch -> rows of which a part is lost
+        self._written: set[int] = set()  # finished rows that aren't sealed
+        self._sealed: list[SealedShard] = []  # and, with the lost rows, not told yet
+        self._lost: set[int] = set()
 
     def __repr__(self) -> str:
         return f"{self._spec.name} @ {socket.gethostname()}"
 
     @ray.method(concurrency_group="control")
-    def ping(self) -> int:
-        """A counter that moves with every call that touched a shard."""
-        return self._calls
+    def ping(self) -> str:
+        """What this writer waits for, one line for a person; empty while all is well."""
+        return self._patience.trouble
 
     @ray.method(concurrency_group="control")
     def figures(self) -> Figures:
@@ -82,75 +94,165 @@ class WriterActor:
             index: position of the segment in ``batch.segments``.
             segment: flat [sum of K x rows x H] array of the layout's storage dtype, a view of the object
                 store: it is read and let go before this returns. Empty where every piece's sample failed.
+
+        Raises:
+            RowMismatch: the segment has another size than its pieces.
+            StorageFull: no space is left.
+            StorageError: the storage failed for too long.
         """
-        self._calls += 1
         if segment.size == 0:
             return
         self.figures_now = self.figures_now.more("written_bytes", segment.nbytes)
-        placed = self._placed.setdefault(batch.batch_id, {})
         for piece, states in self._pieces(batch, index, segment):
-            row = batch.samples[piece.sample].row
+            self._put_piece(batch, piece, states)
+
+    def _put_piece(self, batch: Batch, piece: Piece, states: np.ndarray[Any, Any]) -> None:
+        placed = self._placed.setdefault(batch.batch_id, {})
+        row = batch.samples[piece.sample].row
+        while row not in self._broken.get(batch.batch_id, ()):
             if piece.token_start != placed.get(row, 0):
-                continue  # an earlier segment was empty: this sample failed, another one here didn't
-            if row not in placed:
-                self._place(row)
-            self._shards.write(row, piece.token_start, states)
-            placed[row] = piece.token_start + piece.rows
+                return  # an earlier segment was empty: this sample failed, another one here didn't
+            try:
+                if row not in placed:
+                    self._place(row)
+                    placed[row] = 0
+                self._shards.write(row, piece.token_start, states)
+            except StorageError as error:
+                if piece.token_start == 0:
+                    placed.pop(row, None)  # all that was written of it is here: it is written again
+                self._after_storage_failure(error)
+            else:
+                placed[row] = piece.token_start + piece.rows
+                return
 
     @ray.method(concurrency_group="io")
     @timed("seal_s")
     def finish(self, batch: Batch, record: BatchRecord) -> WriteAck:
-        """Keeps the batch's good samples and gives up the failed ones; all its segments were put before."""
-        self._calls += 1
-        placed = self._placed.pop(batch.batch_id, {})
-        written, failed = [], []
-        for outcome in record.outcomes:
-            if outcome.row not in placed:
-                continue
-            if outcome.failure is not None:
-                self._shards.drop(outcome.row)
-                continue
+        """Keeps the batch's good samples and gives up the failed ones; all its segments were put before.
+
+        Raises:
+            StorageFull: no space is left; the whole batch is lost.
+            StorageError: the storage failed for too long.
+        """
+        placed = self._placed.setdefault(batch.batch_id, {})
+        failed = []
+        try:
+            for outcome in record.outcomes:
+                while outcome.row in placed:  # it isn't any more when it is lost
+                    try:
+                        failure = self._finish_row(outcome)
+                    except StorageError as error:
+                        self._after_storage_failure(error)
+                        continue
+                    del placed[outcome.row]
+                    if failure is not None:
+                        failed.append(SampleOutcome(outcome.row, outcome.attempt, failure))
+        finally:
+            self._placed.pop(batch.batch_id, None)
+            broken = self._broken.pop(batch.batch_id, set())
+        self._lost |= broken
+        return self._ack([outcome.row for outcome in record.outcomes], failed)
+
+    def _finish_row(self, outcome: SampleOutcome) -> SampleFailure | None:
+        """Keeps or drops one sample; returns why it couldn't be kept."""
+        failure = None
+        if outcome.failure is None:
             try:
                 self._shards.finish(outcome.row)
+                self._written.add(outcome.row)
+                return None
             except RowMismatch as error:
-                self._shards.drop(outcome.row)
                 failure = SampleFailure("row_mismatch", str(error))
-                failed.append(SampleOutcome(outcome.row, outcome.attempt, failure))
-            else:
-                written.append(outcome.row)
-        return WriteAck(tuple(written), self._sealed(), tuple(failed))
+        self._shards.drop(outcome.row)
+        return failure
 
     @ray.method(concurrency_group="io")
     @timed("seal_s")
     def tick(self) -> WriteAck:
-        """Seals what has been open or idle for too long."""
-        self._shards.seal_older_than(self._spec.shard_age_s, self._spec.idle_s)
-        return WriteAck(sealed=self._sealed())
+        """Seals what has been open or idle for too long; raises as `finish`."""
+        try:
+            self._shards.seal_older_than(self._spec.shard_age_s, self._spec.idle_s)
+        except StorageError as error:
+            self._after_storage_failure(error)
+        return self._ack()
 
     @ray.method(concurrency_group="io")
     @timed("seal_s")
     def seal(self) -> WriteAck:
-        """Commits everything that is finished; unfinished samples are given up."""
+        """Commits everything that is finished; unfinished samples are given up. Raises as `finish`."""
         self._placed.clear()
-        self._shards.seal_all()
-        return WriteAck(sealed=self._sealed())
+        self._broken.clear()
+        while True:
+            try:
+                self._shards.seal_all()
+            except StorageError as error:
+                self._after_storage_failure(error)
+            else:
+                return self._ack()
+
+    # ---- when the storage fails
+
+    def _after_storage_failure(self, error: StorageError) -> None:
+        """Waits until the storage works again, and notes what was lost.
+
+        Raises:
+            StorageError: waiting doesn't help or has lasted too long.
+        """
+        try:
+            self._patience.until_works(self._probe, error)
+        finally:
+            self._note_losses()
+
+    def _probe(self) -> None:
+        key = f"{TEMPORARIES}/probe-{self._spec.run_id}-{self._spec.name}"
+        self._store.replace(key, b"works")
+        self._store.delete(key)
+
+    def _note_losses(self) -> None:
+        """What is neither sealed nor in an open shard went down with a shard."""
+        with contextlib.suppress(StorageError):  # a second shard that failed is one of these losses
+            self._shards.settle()
+        self._note_sealed()
+        lost = {row for row in self._written if not self._shards.has(row)}
+        self._written -= lost
+        self._lost |= lost
+        for batch_id, placed in self._placed.items():
+            for row in [row for row in placed if not self._shards.has(row)]:
+                del placed[row]
+                self._broken.setdefault(batch_id, set()).add(row)
+
+    def _note_sealed(self) -> None:
+        for shard in self._shards.take_sealed():
+            self._written.difference_update(shard.rows)
+            self._sealed.append(SealedShard(shard.shard, self._spec.name, shard.rows, shard.stored_bytes))
+            self._patience.succeeded()
+
+    def _ack(self, rows: Iterable[int] = (), failed: Iterable[SampleOutcome] = ()) -> WriteAck:
+        """The answer to a call about ``rows``, with all news since the one before."""
+        self._note_sealed()
+        sealed, self._sealed = tuple(self._sealed), []
+        lost, self._lost = tuple(self._lost), set()
+        kept = self._written.union(*(shard.rows for shard in sealed))
+        return WriteAck(tuple(row for row in rows if row in kept), sealed, tuple(failed), lost)
+
+    # ---- a batch
 
     def _place(self, row: int) -> None:
         prompt = self._prompts.load(row)
         self._shards.place(SampleHead(row, prompt.sample_id, prompt.token_ids, prompt.loss_mask))
 
-    def _pieces(self, batch: Batch, index: int, segment: np.ndarray[Any, Any]) -> Sequence[tuple[Any, Any]]:
+    def _pieces(self, batch: Batch, index: int, segment: np.ndarray[Any, Any]) -> Sequence[tuple[Piece, Any]]:
         """The pieces of a segment with their states [K, rows, H], views of ``segment``."""
         k, h = self._layout.num_states, self._layout.hidden_size
         pieces, start = [], 0
+        wanted = sum(piece.rows for piece in batch.segments[index])
+        if segment.size != wanted * k * h:
+            raise RowMismatch(
+                f"segment {index} of batch {batch.batch_id} holds {segment.size} values, {wanted} tokens x {k} "
+                f"states x {h} are {wanted * k * h}"
+            )
         for piece in batch.segments[index]:
             stop = start + k * piece.rows * h
             pieces.append((piece, segment[start:stop].reshape(k, piece.rows, h)))
             start = stop
         return pieces
-
-    def _sealed(self) -> tuple[SealedShard, ...]:
-        return tuple(
-            SealedShard(s.shard, self._spec.name, tuple(s.rows), s.stored_bytes)
-            for s in self._shards.take_sealed()
-        )

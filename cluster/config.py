@@ -162,6 +162,8 @@ class LimitsConfig(_Section):
     """Sample failures in a row, without one success, at which the run stops."""
     object_store_bytes: int | None = Field(default=None, ge=80 * _MIB)
     """Size of the object store of a cluster that this command starts itself; Ray's default otherwise."""
+    storage_timeout_s: float = Field(default=900, gt=0)
+    """Longest time that an output which fails or is full is waited for, in seconds; then the run stops."""
     drain_timeout_s: float = Field(default=120, gt=0)
     """Longest wait for work in flight when the run is asked to stop, in seconds."""
 

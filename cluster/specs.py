@@ -46,6 +46,7 @@ def engine_spec(run: Run, layout: Layout, gpus: int, dump_url: str, log_dir: str
         log_dir=log_dir,
         load_timeout_s=config.engine.load_timeout_s,
         stall_timeout_s=config.engine.stall_timeout_s,
+        storage_timeout_s=config.limits.storage_timeout_s,
         server_args=config.engine.args,
     )
 
@@ -60,6 +61,7 @@ def writer_spec(run: Run, dump_url: str) -> WriterSpec:
         shard_bytes=writers.shard_bytes,
         shard_age_s=writers.shard_age_s,
         idle_s=writers.idle_s,
+        storage_timeout_s=run.config.limits.storage_timeout_s,
     )
 
 
@@ -89,5 +91,6 @@ def coordinator_spec(run: Run, layout: Layout, nodes: Sequence[Node], dump_url: 
         ),
         infrastructure_per_hour=limits.losses_per_hour,
         stall_timeout_s=run.config.engine.stall_timeout_s,
+        full_timeout_s=limits.storage_timeout_s,
         drain_timeout_s=limits.drain_timeout_s,
     )
