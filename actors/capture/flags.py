@@ -21,6 +21,8 @@ CPU_CHUNK_TOKENS = 2048
 RING_FORWARDS = 2
 """The ring holds at least this many forwards, so that one can be copied in while another is drained."""
 AUTO_RING_FORWARDS = 4
+GPU_FORWARDS = 3
+"""Forwards whose states are on the GPU at most: one is computed, and `Tap` keeps two on their way to the host."""
 
 DECIDED: Mapping[str, str] = {
     "model_path": "set model.path",
@@ -197,6 +199,19 @@ def ring_bytes(spec: EngineSpec) -> int:
     return aligned(size)
 
 
+def capture_memory(spec: EngineSpec) -> dict[str, int]:
+    """What capture takes beside the engine's own memory, at most.
+
+    Returns:
+        ``gpu_bytes`` on each replica's first GPU, of what mem_fraction_static leaves free; ``pinned_host_bytes``, the
+        ring of each replica. Zeros for an engine on the CPU, whose ring isn't pinned.
+    """
+    if not spec.gpus:
+        return {"gpu_bytes": 0, "pinned_host_bytes": 0}
+    states_bytes = chunk_tokens(spec) * spec.capture.layout.bytes_per_token
+    return {"gpu_bytes": GPU_FORWARDS * states_bytes, "pinned_host_bytes": ring_bytes(spec)}
+
+
 def server_args(spec: EngineSpec, fields: Iterable[str]) -> dict[str, Any]:
     """Everything that SGLang's engine is started with.
 
@@ -213,6 +228,8 @@ def server_args(spec: EngineSpec, fields: Iterable[str]) -> dict[str, Any]:
     check_names(spec.server_args, known)
     args: dict[str, Any] = dict(_cpu_defaults() if spec.gpus == 0 else {})
     args["log_level"] = "info"
+    # Prompts are token ids; a multimodal model's processor would be loaded for nothing, and may be missing.
+    args["enable_multimodal"] = False
     args.update({_field_name(k): v for k, v in spec.server_args.items()})
     args.update(
         model_path=spec.model_path,

@@ -222,7 +222,9 @@ class CaptureSession:
         assert self._intake is not None
         length = min(PROBE_TOKENS, self._max_tokens, flags.chunk_tokens(self._spec))
         report = await prove(self._engine, self._intake, self._spec, self._model, length)
-        for line in report_lines(report):
+        report["memory"] = memory = flags.capture_memory(self._spec)
+        gib = {name: round(size / 2**30, 2) for name, size in memory.items()}
+        for line in (*report_lines(report), f"capture takes at most {gib} GiB on each replica"):
             logger.info("%s", line)
         return SessionInfo(
             tuple(int(h["pid"]) for h in report["processes"]),

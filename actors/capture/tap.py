@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from storage.layout import Layout
 logger = logging.getLogger(__name__)
 
 ID_BYTES = 4
+COPIES_UNDER_WAY = 2
+"""Forwards whose states are on their way to the host while the next one is computed."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class Tap:
         self._stream: Any = torch.cuda.Stream() if self._cuda else None  # type: ignore[no-untyped-call]
         if self._cuda:
             self._pin()
+        self._copies: deque[Any] = deque()
         self._blocks = 0
         self._queue: queue.SimpleQueue[tuple[Any, dict[str, Any]]] = queue.SimpleQueue()
         threading.Thread(target=self._publish, name="hsdump-publish", daemon=True).start()
@@ -174,6 +178,10 @@ class Tap:
             source.record_stream(self._stream)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
+        self._copies.append(event)
+        if len(self._copies) > COPIES_UNDER_WAY:
+            # Bounds the GPU memory that copies hold; two forwards on, this one is over: no wait.
+            self._copies.popleft().synchronize()
         return event
 
     def _at(self, like: torch.Tensor, offset: int) -> torch.Tensor:

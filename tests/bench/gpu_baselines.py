@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gpu_weights import use_random_weights
 
 TORCH_SAVE = "torch-save:"
 RETURN_HIDDEN = "return-hidden-states:"
@@ -97,12 +98,13 @@ def serve(
     from sglang.srt.entrypoints.engine import Engine
 
     folder = f"/dev/shm/hsdump-bench-{os.getpid()}"
+    function: Callable[..., None] = run_stock
     if capture is not None:
-        function = functools.partial(
-            run_scheduler_that_saves, capture, folder, server_args.get("device") == "cpu"
-        )
-        Engine = type("SavingEngine", (Engine,), {"run_scheduler_process_func": staticmethod(function)})
-    engine = Engine(**server_args)
+        cpu = server_args.get("device") == "cpu"
+        function = functools.partial(run_scheduler_that_saves, capture, folder, cpu)
+    engine = type("BenchEngine", (Engine,), {"run_scheduler_process_func": staticmethod(function)})(
+        **server_args
+    )
     note(out, started_s=round(time.monotonic() - started, 1))
     loop = asyncio.get_event_loop()
     try:
@@ -156,7 +158,7 @@ def run_scheduler_that_saves(capture: Any, folder: str, cpu: bool, *args: Any, *
 
     from actors.capture.collector import Collector
     from actors.capture.cpu import register_mla_handler
-    from actors.capture.forwards import call_in, forward_batch_of, is_extend, rows_of
+    from actors.capture.forwards import forward_batch_of, is_extend, rows_of
 
     if cpu:
         register_mla_handler()
@@ -171,11 +173,10 @@ def run_scheduler_that_saves(capture: Any, folder: str, cpu: bool, *args: Any, *
         def patched(*args: Any, **kwargs: Any) -> Any:
             batch = forward_batch_of(args, kwargs)
             requests = rows_of(batch, (TORCH_SAVE,)) if is_extend(batch) else []
-            contexts = [] if requests else [collector.switched_off()]
-            output = call_in(contexts, lambda: forward(*args, **kwargs))
             if not requests:
-                return output
-            hidden, aux = output
+                with collector.switched_off():
+                    return forward(*args, **kwargs)
+            hidden, aux = forward(*args, **kwargs)
             states = [*(aux if not isinstance(aux, torch.Tensor) else [aux]), hidden]
             os.makedirs(folder, exist_ok=True)
             for r in requests:
@@ -188,6 +189,7 @@ def run_scheduler_that_saves(capture: Any, folder: str, cpu: bool, *args: Any, *
         collector.inner.forward = patched
         return result
 
+    use_random_weights()
     ModelRunner.load_model = load_and_patch
     run_scheduler_process(*args, **kwargs)
 

@@ -21,6 +21,8 @@ import numpy as np
 ROOT = Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/bench")]
 
+from gpu_weights import run_with_hook  # noqa: E402
+
 from actors.capture.forwards import CAPTURED, OFF  # noqa: E402
 from actors.capture.session import CaptureSession  # noqa: E402
 from actors.engine import EngineActor  # noqa: E402
@@ -155,7 +157,7 @@ class BenchEngine(EngineActor):
 
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec)
-        self._session: BenchSession = BenchSession(self._spec)
+        self._session: BenchSession = BenchSession(self._spec, run_with_hook)
         self._answered: list[tuple[float, int]] = []
 
     async def one_pass(self, rows: list[int], captured: bool, window_tokens: int) -> Pass:

@@ -18,7 +18,7 @@ from gpu_engine import BenchEngine, Pass
 from gpu_models import thin_out
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.capture.flags import ring_bytes
+from actors.capture.flags import capture_memory
 from actors.coordinator import Coordinator
 from actors.messages import EngineInfo
 from actors.run_messages import CoordinatorSpec, RunSummary
@@ -33,6 +33,8 @@ from storage.errors import IncompleteRun
 from storage.files import Store
 from storage.layout import Layout
 from storage.prompts import PromptTable, prepare
+
+_BLOCK_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,13 @@ class Rig:
     def tokens(self) -> int:
         """Of all prepared samples."""
         return int(self.lengths.sum())
+
+    def touch_store(self) -> None:
+        """Uses as much of the object store once as a run has in flight: the first touch of memory is slow."""
+        spec = coordinator_spec(self.run, self.layout, self._nodes, "")
+        block = np.zeros(_BLOCK_BYTES, np.uint8)
+        for ref in [ray.put(block) for _ in range(spec.limits.in_flight_bytes // _BLOCK_BYTES)]:
+            ray.get(ref)
 
     def passes(self, captured: bool, tokens: int, engines: int) -> Speed:
         """One pass over about ``tokens`` tokens, dealt out to the first ``engines`` engines."""
@@ -159,7 +168,7 @@ class Rig:
         _, info = self.engines[0]
         spec = engine_spec(self.run, self.layout, self.run.config.engine.gpus, "", "")  # type: ignore[arg-type]
         return {
-            "pinned_ring_bytes": ring_bytes(spec),
+            **capture_memory(spec),
             "bytes_per_token": self.layout.bytes_per_token,
             "max_sample_tokens": info.max_sample_tokens,
         }

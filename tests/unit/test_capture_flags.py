@@ -4,6 +4,7 @@ from actors.capture.boundary import capture_spec
 from actors.capture.flags import (
     DECIDED,
     REFUSED,
+    capture_memory,
     check_flags,
     check_names,
     chunk_tokens,
@@ -119,3 +120,10 @@ def test_the_ring_holds_two_forwards_or_is_refused():
     with pytest.raises(ConfigError, match="doesn't hold two forwards of 8192 tokens"):
         ring_bytes(engine(gpus=8, ring=2 * forward_bytes(spec) - 1))
     assert ring_bytes(engine(gpus=8, ring=2 * forward_bytes(spec))) == 2 * forward_bytes(spec)
+
+
+def test_the_memory_that_capture_takes_follows_from_the_largest_forward():
+    memory = capture_memory(engine(gpus=8, chunked_prefill_size=16384))
+    assert memory["gpu_bytes"] == 3 * 16384 * 4 * 7168 * 2
+    assert memory["pinned_host_bytes"] == ring_bytes(engine(gpus=8, chunked_prefill_size=16384))
+    assert set(capture_memory(engine(gpus=0)).values()) == {0}
