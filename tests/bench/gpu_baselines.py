@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_weights import use_random_weights
+from gpu_weights import run_stock, use_random_weights
 
 TORCH_SAVE = "torch-save:"
 RETURN_HIDDEN = "return-hidden-states:"
