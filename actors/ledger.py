@@ -343,9 +343,9 @@ class Ledger:
 
     def committed(self, rows: Iterable[int]) -> None:
         """A manifest that names ``rows`` is in place."""
-        for row in rows:
-            if not self.rows.commit(row):
-                self.events["duplicate"] += 1
+        again = self.rows.commit(np.unique(np.fromiter(rows, np.int64)))
+        if again:
+            self.events["duplicate"] += again
 
     def _after_death(self, row: int, alone: bool, blame: bool) -> None:
         self.rows.deaths_alone[row] += alone and blame
@@ -378,4 +378,4 @@ class Ledger:
         flight = self._flights.pop(batch_id)
         self.engines.unload(flight)
         self._release(flight)
-        return [row for row in flight.samples if self.rows.state(row) == State.IN_FLIGHT]
+        return self.rows.still_in_flight(flight.samples)

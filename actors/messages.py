@@ -8,7 +8,7 @@ its lengths alone (`plan_segments`), so sender and receiver need no header.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -71,6 +71,26 @@ class Batch:
         """Tokens of all samples."""
         return sum(s.tokens for s in self.samples)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As plain integers: to pickle an object a sample costs more than all else that is done for a small one.
+        samples = tuple(n for s in self.samples for n in (s.row, s.attempt, s.tokens))
+        segments = tuple(
+            tuple(n for p in segment for n in (p.sample, p.token_start, p.rows)) for segment in self.segments
+        )
+        return _batch, (self.batch_id, samples, segments)
+
+
+def _batch(batch_id: str, samples: tuple[int, ...], segments: tuple[tuple[int, ...], ...]) -> Batch:
+    return Batch(
+        batch_id,
+        tuple(SampleRef(*three) for three in _threes(samples)),
+        tuple(tuple(Piece(*three) for three in _threes(segment)) for segment in segments),
+    )
+
+
+def _threes(numbers: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+    return zip(*[iter(numbers)] * 3, strict=True)  # type: ignore[return-value]
+
 
 FailureKind = Literal["bad_states", "row_mismatch", "too_long", "engine", "other"]
 
@@ -112,6 +132,26 @@ class BatchRecord:
     outcomes: tuple[SampleOutcome, ...]
     prefill_s: float
     drain_s: float
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rows = tuple(o.row for o in self.outcomes)
+        attempts = tuple(o.attempt for o in self.outcomes)
+        failures = {i: o.failure for i, o in enumerate(self.outcomes) if o.failure is not None}
+        return _record, (self.batch_id, self.engine, rows, attempts, failures, self.prefill_s, self.drain_s)
+
+
+def _record(
+    batch_id: str,
+    engine: str,
+    rows: tuple[int, ...],
+    attempts: tuple[int, ...],
+    failures: dict[int, SampleFailure],
+    prefill_s: float,
+    drain_s: float,
+) -> BatchRecord:
+    each = enumerate(zip(rows, attempts, strict=True))
+    outcomes = tuple(SampleOutcome(row, attempt, failures.get(i)) for i, (row, attempt) in each)
+    return BatchRecord(batch_id, engine, outcomes, prefill_s, drain_s)
 
 
 @dataclass(frozen=True)

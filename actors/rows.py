@@ -5,7 +5,7 @@ A million rows take some tens of megabytes, and a transition costs the same howe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -30,7 +30,7 @@ class State(IntEnum):
 
 
 # Python 3.11 looks a member up through the metaclass at each use, which a million transitions feel.
-_ALL = _PENDING, _IN_FLIGHT, _WRITTEN, _COMMITTED, _SKIPPED, _FAILED = tuple(State)
+_PENDING, _IN_FLIGHT, _WRITTEN, _COMMITTED, _SKIPPED, _FAILED = tuple(State)
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,12 @@ class Rows:
         """Rows in ``state``, ascending."""
         yield from np.flatnonzero(self._state == state).tolist()
 
+    def still_in_flight(self, rows: Iterable[int]) -> list[int]:
+        """Those of ``rows`` that are in flight, in their order."""
+        asked = np.fromiter(rows, np.int64)
+        found: list[int] = asked[self._state[asked] == _IN_FLIGHT].tolist()
+        return found
+
     def written_by(self, writer: int) -> list[int]:
         """Rows that the writer of this number holds and hasn't sealed."""
         rows: list[int] = np.flatnonzero((self._state == State.WRITTEN) & (self._writer == writer)).tolist()
@@ -150,21 +156,24 @@ class Rows:
         self._move(row, _FAILED, _IN_FLIGHT)
         self._reasons[row] = reason
 
-    def commit(self, row: int) -> bool:
-        """A manifest names the row, which outweighs whatever was thought of it.
+    def commit(self, rows: NDArray[np.int64]) -> int:
+        """A manifest names ``rows``, which outweighs whatever was thought of them.
 
         Returns:
-            False if it was committed before.
+            How many of them were committed before.
         """
-        state = self._state[row]
-        if state == _COMMITTED:
-            return False
-        if state == _PENDING:
+        states = self._state[rows]
+        new = rows[states != _COMMITTED]
+        for row in rows[states == _PENDING].tolist():
             self.pending.discard(row)
-        self._move(row, _COMMITTED, *_ALL)
-        self._reasons.pop(row, None)
-        self.committed_tokens += int(self.tokens[row])
-        return True
+        for row in rows[states > _COMMITTED].tolist():
+            self._reasons.pop(row, None)
+        for state, count in enumerate(np.bincount(states, minlength=len(State)).tolist()):
+            self._counts[state] -= count
+        self._counts[_COMMITTED] += len(rows)
+        self._state[new] = _COMMITTED
+        self.committed_tokens += int(self.tokens[new].sum(dtype=np.int64))
+        return len(rows) - len(new)
 
     def _move(self, row: int, to: State, *allowed: State) -> None:
         state = int(self._state[row])
