@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from storage.errors import HsdumpError, UserError
+from storage.errors import ConfigError, HsdumpError, UserError
 
 app = typer.Typer(
     name="hsdump",
@@ -109,6 +109,40 @@ def verify(
 
 
 @app.command()
+def export(
+    dump: DumpUrl,
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder or fsspec URL to write to.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="FORMAT", help="specforge, speculators, modelopt, eagle, angelslim or deepspec."
+        ),
+    ],
+    boundaries: Annotated[
+        str | None, typer.Option(metavar="B,B,B", help="Which of the dump's boundaries, e.g. 2,15,27.")
+    ] = None,
+    split: Annotated[
+        float, typer.Option(metavar="F", help="Hold this share of the samples out, in DEST/eval.")
+    ] = 0.0,
+    max_samples: Annotated[int | None, typer.Option(metavar="N", help="Only the first N samples.")] = None,
+    draft_vocab_size: Annotated[
+        int | None, typer.Option(metavar="V", help="Make d2t and t2d for a drafter with V tokens.")
+    ] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Tokens of the target, where its config.json isn't at hand.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it takes, write nothing.")] = False,
+    address: Annotated[str | None, typer.Option(help="Spread the work over this Ray cluster.")] = None,
+) -> None:
+    """Write a dump as the files of a drafter's trainer. Again on the same DEST: what is missing."""
+    from cluster.export import export as run
+    from storage.export.plan import ExportOptions
+
+    options = ExportOptions(_numbers(boundaries), split, max_samples, draft_vocab_size, vocab_size)
+    run(dump, to, dest, options, dry_run=dry_run, address=address, cwd=Path.cwd())
+
+
+@app.command()
 def repair(
     dump: DumpUrl,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the leftovers, remove nothing.")] = False,
@@ -130,6 +164,17 @@ def inspect(
     from cluster.inspect import inspect as run
 
     run(dump, sample)
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"--boundaries {text}: write numbers with commas between, such as 2,15,27"
+        ) from None
 
 
 def run_cli(arguments: list[str]) -> int:
