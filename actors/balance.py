@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from actors.messages import SampleFailure, SampleRef
+
+PACE_ANSWERS = 3
+"""Answers after which an engine's speed is believed: the first ones hold its warming up."""
+PACE_HALF_LIFE_S = 10.0
+"""Seconds of work after which what was seen of an engine's speed counts half."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,40 @@ class Flight:
     holds_permit: bool = True
 
 
+class Pace:
+    """An engine's speed, by its answers while it has work; what is long ago counts for less.
+
+    From one answer to the next an engine that has several batches has done one batch's work, however it
+    interleaves them.
+    """
+
+    def __init__(self) -> None:
+        self._since_s = 0.0
+        self._answers = 0
+        self._tokens = 0.0
+        self._seconds = 0.0
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens a second; None until enough was seen."""
+        if self._answers < PACE_ANSWERS or self._seconds <= 0 or self._tokens <= 0:
+            return None
+        return self._tokens / self._seconds
+
+    def begin(self, now_s: float) -> None:
+        """It had nothing to do and gets something."""
+        self._since_s = now_s
+
+    def answer(self, tokens: int, now_s: float) -> None:
+        """It has done a batch of so many tokens."""
+        took_s = now_s - self._since_s
+        kept = 0.5 ** (took_s / PACE_HALF_LIFE_S)
+        self._tokens = self._tokens * kept + tokens
+        self._seconds = self._seconds * kept + took_s
+        self._answers += 1
+        self._since_s = now_s
+
+
 @dataclass
 class Engine:
     """What one engine has to do.
@@ -106,6 +146,7 @@ class Engine:
         done_samples: samples that it captured well or badly.
         draining: it gets no more work.
         alone: it holds a suspect and gets nothing beside it.
+        pace: how fast it answers.
     """
 
     name: str
@@ -115,6 +156,7 @@ class Engine:
     done_samples: int = 0
     draining: bool = False
     alone: bool = False
+    pace: Pace = field(default_factory=Pace)
 
 
 class Engines:
@@ -144,10 +186,22 @@ class Engines:
         """Engines that get work."""
         return sum(not engine.draining for engine in self._engines.values())
 
-    def free(self) -> list[Engine]:
-        """Engines that may get a batch, the one with the fewest outstanding tokens first."""
+    def speeds(self) -> dict[str, float]:
+        """Tokens a second of each engine that gets work; the mean of the others for one that isn't measured yet.
+
+        Empty while none is measured: then all count as equal.
+        """
+        active = {e.name: e.pace.tokens_per_s for e in self._engines.values() if not e.draining}
+        known = [speed for speed in active.values() if speed is not None]
+        if not known:
+            return {}
+        mean = sum(known) / len(known)
+        return {name: mean if speed is None else speed for name, speed in active.items()}
+
+    def free(self, speeds: Mapping[str, float]) -> list[Engine]:
+        """Engines that may get a batch, the one that will have done first what it has."""
         free = [e for e in self._engines.values() if not e.draining and not e.alone]
-        return sorted(free, key=lambda e: e.tokens)
+        return sorted(free, key=lambda e: e.tokens / speeds.get(e.name, 1.0))
 
     def add(self, name: str, node: str) -> None:
         """Adds an engine under a name that isn't in use."""
@@ -161,12 +215,19 @@ class Engines:
         del self._engines[name]
         return engine
 
-    def load(self, flight: Flight) -> None:
+    def load(self, flight: Flight, now_s: float) -> None:
         """The engine has the batch."""
         engine = self._engines[flight.engine]
+        if not engine.batches:
+            engine.pace.begin(now_s)
         engine.batches[flight.batch_id] = None
         engine.tokens += flight.tokens
         engine.alone = flight.alone
+
+    def answered(self, flight: Flight, now_s: float) -> None:
+        """The engine has done the batch."""
+        self._engines[flight.engine].pace.answer(flight.tokens, now_s)
+        self.unload(flight)
 
     def unload(self, flight: Flight) -> None:
         """The engine, if it is still there, has it no more."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from actors.balance import Engine, Engines, Limits, Writer, Writers
@@ -9,7 +11,10 @@ from actors.budgets import Permits
 from actors.pending import PendingRows
 
 _LEAST_PART = 4
-"""A batch at the end of a run isn't cut below this part of a full one."""
+"""A batch at the end of a run isn't cut below this part of a full one, unless that takes longer than this:"""
+_LEAST_S = 0.1
+_FED_S = 0.5
+"""An engine with less work than this always gets more: an answer comes some time after the engine's work."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +36,13 @@ class Balancer:
     """Chooses batches.
 
     Suspects first, each alone on an idle engine; as many of the least loaded engines as there are suspects
-    are kept for them. Then longest first, to the engine with the fewest outstanding tokens. A batch is
-    bounded by half an engine's share of what is pending, so that the end of a run isn't left to one
-    straggler; but not below a quarter of a full batch, and an engine with less than a full batch to do always
-    gets more. Without that the end was a row of ever smaller batches, and since a batch is answered only
-    when its states are out, the GPU idled between them, for nearly two seconds in a simulation. When the
-    permits left on a node don't hold a whole batch, the engine waits rather than take a scrap of one.
+    are kept for them. Then longest first, to the engine that will have done first what it has, by the speed at
+    which it has answered so far. A batch is bounded by half of the engine's share of what is pending, which goes
+    by its speed, so that the end of a run isn't left to one straggler; but not below a quarter of a full
+    batch or a tenth of a second, and an engine with less than a full batch or half a second to do always gets
+    more. Without that the end was a row of ever smaller batches, and since a batch is answered only when its
+    states are out, the GPU idled between them, for nearly two seconds in a simulation. When the permits left
+    on a node don't hold a whole batch, the engine waits rather than take a scrap of one.
     """
 
     def __init__(
@@ -59,25 +65,29 @@ class Balancer:
     def choose(self) -> Choice | None:
         """The next batch; None while nothing can be dispatched."""
         suspects = self._pending.suspects
-        for place, engine in enumerate(self._engines.free()):
+        speeds = self._engines.speeds()
+        for place, engine in enumerate(self._engines.free(speeds)):
             alone = place < suspects
-            if engine.batches if alone else self._busy(engine):
+            if engine.batches if alone else self._busy(engine, speeds):
                 continue
             writer = self._writers.nearest(engine.node)
             if writer is None:
                 return None
-            rows = self._suspect_for(engine, writer) if alone else self._batch_for(engine, writer)
+            rows = self._suspect_for(engine, writer) if alone else self._batch_for(engine, writer, speeds)
             if rows:
                 return Choice(engine, writer, rows, alone)
         return None
 
-    def _share(self) -> int:
-        """Tokens that each engine would get if what is pending were dealt out evenly."""
-        return self._pending.tokens // self._engines.active
+    def _share(self, engine: Engine, speeds: Mapping[str, float]) -> int:
+        """Tokens that the engine would get if what is pending were dealt out so that all end together."""
+        if not speeds:
+            return self._pending.tokens // self._engines.active
+        return int(self._pending.tokens * speeds[engine.name] / sum(speeds.values()))
 
-    def _busy(self, engine: Engine) -> bool:
+    def _busy(self, engine: Engine, speeds: Mapping[str, float]) -> bool:
+        fed = min(self._batch_tokens, speeds.get(engine.name, math.inf) * _FED_S)
         full = len(engine.batches) >= self._limits.batches_per_engine
-        return full or engine.tokens > max(self._share(), self._batch_tokens)
+        return full or engine.tokens > max(self._share(engine, speeds), fed)
 
     def _suspect_for(self, engine: Engine, writer: Writer) -> list[int]:
         row = self._pending.suspect()
@@ -85,14 +95,13 @@ class Balancer:
             return []
         return [self._pending.pop_suspect()]
 
-    def _batch_for(self, engine: Engine, writer: Writer) -> list[int]:
+    def _batch_for(self, engine: Engine, writer: Writer, speeds: Mapping[str, float]) -> list[int]:
         head = self._pending.head()
         if head is None:
             return []
         longest = self._pending.tokens_of(head)
-        left = max(
-            longest, min(self._batch_tokens, max(self._share() // 2, self._batch_tokens // _LEAST_PART))
-        )
+        least = min(self._batch_tokens // _LEAST_PART, speeds.get(engine.name, math.inf) * _LEAST_S)
+        left = max(longest, min(self._batch_tokens, max(self._share(engine, speeds) // 2, int(least))))
         if not self._fits(engine, writer, min(left, longest * self._limits.batch_samples)):
             return []
         rows: list[int] = []

@@ -85,7 +85,7 @@ class Carrier:
             if failure.fault is Fault.MEMBER:
                 self._crew.engine_lost(engine, failure)
             return _all_failed(batch, failure.sample_failure), failure
-        if self._ledger.captured(batch.batch_id, record.outcomes):
+        if self._ledger.captured(batch.batch_id, record.outcomes, asyncio.get_running_loop().time()):
             self.captured_tokens += batch.tokens
         if any(o.failure is not None and o.failure.kind == "engine" for o in record.outcomes):
             self._crew.infrastructure_failed(f"{engine.name} gave up samples of batch {batch.batch_id}")

@@ -209,7 +209,7 @@ class Coordinator:
                 if self._ledger.settled:
                     await self._seal_all()
                     continue
-                for dispatch in iter(self._ledger.next_batch, None):
+                for dispatch in iter(lambda: self._ledger.next_batch(_now_s()), None):
                     self._meter.begin()
                     engine = self._crew.engines[dispatch.engine]
                     writer = self._crew.writers[dispatch.writer]

@@ -187,12 +187,16 @@ class Ledger:
 
     # ---- a batch's way
 
-    def next_batch(self) -> Dispatch | None:
-        """The next batch and where it goes, by `Balancer`; None while nothing can be dispatched."""
-        choice = self._balancer.choose()
-        return None if choice is None else self._dispatch(choice)
+    def next_batch(self, now_s: float = 0.0) -> Dispatch | None:
+        """The next batch and where it goes, by `Balancer`; None while nothing can be dispatched.
 
-    def _dispatch(self, choice: Choice) -> Dispatch:
+        Args:
+            now_s: any monotonic clock, the same as in `captured`; engines' speeds are measured by it.
+        """
+        choice = self._balancer.choose()
+        return None if choice is None else self._dispatch(choice, now_s)
+
+    def _dispatch(self, choice: Choice, now_s: float) -> Dispatch:
         self._batches += 1
         engine, writer = choice.engine, choice.writer
         refs = tuple(SampleRef(row, self.rows.start(row), int(self._tokens[row])) for row in choice.rows)
@@ -210,10 +214,10 @@ class Ledger:
         self._flights[flight.batch_id] = flight
         self.permits.take(flight.nodes, flight.size_bytes)
         self.writers.load(flight)
-        self.engines.load(flight)
+        self.engines.load(flight, now_s)
         return Dispatch(flight.batch_id, engine.name, writer.name, refs)
 
-    def captured(self, batch_id: str, outcomes: Iterable[SampleOutcome]) -> bool:
+    def captured(self, batch_id: str, outcomes: Iterable[SampleOutcome], now_s: float = 0.0) -> bool:
         """The engine has answered: it may get more work. Samples that failed stay until the batch is over.
 
         Outcomes of other attempts are ignored. A sample without an outcome failed.
@@ -230,7 +234,7 @@ class Ledger:
             return False
         if not flight.on_engine:
             raise ValueError(f"batch {batch_id} was captured before")
-        self.engines.unload(flight)
+        self.engines.answered(flight, now_s)
         by_attempt = {(outcome.row, outcome.attempt): outcome for outcome in outcomes}
         left_out = SampleFailure("row_mismatch", "the engine's answer leaves it out")
         for row, attempt in flight.samples.items():
