@@ -160,10 +160,15 @@ class Engine:
 
 
 class Engines:
-    """The engines of a run, by name."""
+    """The engines of a run, by name.
+
+    Attributes:
+        last_answer_s: when each engine that ever answered did so last, lost ones included.
+    """
 
     def __init__(self) -> None:
         self._engines: dict[str, Engine] = {}
+        self.last_answer_s: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._engines)
@@ -227,6 +232,7 @@ class Engines:
     def answered(self, flight: Flight, now_s: float) -> None:
         """The engine has done the batch."""
         self._engines[flight.engine].pace.answer(flight.tokens, now_s)
+        self.last_answer_s[flight.engine] = now_s
         self.unload(flight)
 
     def unload(self, flight: Flight) -> None:

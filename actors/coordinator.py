@@ -93,6 +93,10 @@ class Coordinator:
                 events,
                 cpu_s,
                 peak_memory_bytes(),
+                {
+                    name: self._meter.since_begin_s(at_s)
+                    for name, at_s in self._ledger.engines.last_answer_s.items()
+                },
             )
         finally:
             self._end()

@@ -17,6 +17,10 @@ class Meter:
         """Work begins; further calls change nothing."""
         self._began = self._began or _clocks()
 
+    def since_begin_s(self, at_s: float) -> float:
+        """Seconds from the first `begin` to ``at_s`` of ``time.monotonic()``."""
+        return 0.0 if self._began is None else at_s - self._began[0]
+
     def lap(self) -> None:
         """Something was finished."""
         self._last = _clocks()

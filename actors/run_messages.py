@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from actors.balance import Limits
@@ -137,6 +137,8 @@ class RunSummary:
         events: what went wrong, counted by class.
         cpu_s: CPU time of this coordinator's process in the same span.
         peak_bytes: most memory that its process ever held.
+        last_answer_s: seconds from the first dispatch to each engine's last answer: alike where the work was
+            dealt out well.
     """
 
     counts: Counts
@@ -147,3 +149,4 @@ class RunSummary:
     events: Mapping[str, int]
     cpu_s: float = 0.0
     peak_bytes: int = 0
+    last_answer_s: Mapping[str, float] = field(default_factory=dict)
