@@ -7,11 +7,7 @@ Written isn't safe: when its writer dies before the shard is sealed, the row is 
 the only truth: a row that one names is committed, whatever the ledger thought of it. A row leaves its batch
 only when the batch is over, since until then the batch's writer may hold a part of it.
 
-Two failure budgets are kept apart. A sample's own failures end in ``failed`` after the retries. The death of
-an engine isn't the sample's fault, but it may be its doing: every row that was in flight there becomes a
-*suspect* and is dispatched alone, to an engine with nothing else in flight. Only a death while alone counts
-against the row, and the second one makes it failed: poison. So a poison row costs three engines: one in
-company, two alone.
+Which failure costs a row what is in `actors.verdicts`.
 """
 
 from __future__ import annotations
@@ -22,15 +18,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.balance import Dispatch, Engines, Flight, Limits, Writers
-from actors.balancer import Balancer, Choice
+from actors.balance import Dispatch, Engines, Limits, Writers
+from actors.balancer import Balancer
 from actors.budgets import Breaker, Permits
-from actors.messages import SampleFailure, SampleOutcome, SampleRef
+from actors.flights import Flights
+from actors.messages import SampleFailure, SampleOutcome
 from actors.rows import Counts, Rows, State
+from actors.verdicts import Verdicts
 from storage.errors import ResourceError
-
-DEATHS_ALONE = 2
-"""Engine deaths while alone at which a row is poison."""
 
 
 class Ledger:
@@ -73,25 +68,25 @@ class Ledger:
         self.permits = Permits(limits.in_flight_bytes)
         self.breaker = Breaker(limits.failures_in_a_row)
         self.events: Counter[str] = Counter()
-        self._tokens = tokens
         self._pending = self.rows.pending
-        self._bytes_per_token = bytes_per_token
-        self._generation = generation
-        self._batches = 0
-        self._flights: dict[str, Flight] = {}
+        self._verdicts = Verdicts(self.rows, self.breaker, self.events, limits.retries)
+        self._flights = Flights(
+            self.rows, self.engines, self.writers, self.permits, bytes_per_token, generation
+        )
         self._balancer = Balancer(
             limits, bytes_per_token, self._pending, self.engines, self.writers, self.permits
         )
-        self._refuse_giants()
+        self._refuse_giants(bytes_per_token)
 
-    def _refuse_giants(self) -> None:
+    def _refuse_giants(self, bytes_per_token: int) -> None:
         row = self._pending.head()
         if row is None:
             return
-        need = int(self._tokens[row]) * self._bytes_per_token
+        tokens = self._pending.tokens_of(row)
+        need = tokens * bytes_per_token
         if need > self.limits.in_flight_bytes:
             raise ResourceError(
-                f"row {row} has {self._tokens[row]} tokens, whose states take {need} bytes, but only "
+                f"row {row} has {tokens} tokens, whose states take {need} bytes, but only "
                 f"{self.limits.in_flight_bytes} bytes may be in flight on a node; give Ray a larger object "
                 "store (and raise the limit with it) or lower prompts.max_tokens"
             )
@@ -169,14 +164,10 @@ class Ledger:
         Tell the ledger of every manifest that the writer may have left, with `committed`, before this.
         Batches in flight to it end by `batch_lost`.
         """
-        self.take_back(name)
-        self.writers.remove(name)
-        self.events["writer_lost"] += 1
-
-    def take_back(self, name: str) -> None:
-        """What the writer had written and not sealed is lost, and pending again; the writer goes on."""
         for row in self.rows.written_by(self.writers[name].number):
             self.rows.requeue(row)
+        self.writers.remove(name)
+        self.events["writer_lost"] += 1
 
     def shard_lost(self, name: str, rows: Iterable[int]) -> None:
         """A shard of a writer that lives is gone, and with it ``rows``; those that it held are pending again."""
@@ -194,28 +185,7 @@ class Ledger:
             now_s: any monotonic clock, the same as in `captured`; engines' speeds are measured by it.
         """
         choice = self._balancer.choose()
-        return None if choice is None else self._dispatch(choice, now_s)
-
-    def _dispatch(self, choice: Choice, now_s: float) -> Dispatch:
-        self._batches += 1
-        engine, writer = choice.engine, choice.writer
-        refs = tuple(SampleRef(row, self.rows.start(row), int(self._tokens[row])) for row in choice.rows)
-        tokens = sum(ref.tokens for ref in refs)
-        flight = Flight(
-            batch_id=f"{self._generation}-{self._batches}",
-            engine=engine.name,
-            writer=writer,
-            nodes=tuple({engine.node, writer.node}),
-            samples={ref.row: ref.attempt for ref in refs},
-            tokens=tokens,
-            size_bytes=tokens * self._bytes_per_token,
-            alone=choice.alone,
-        )
-        self._flights[flight.batch_id] = flight
-        self.permits.take(flight.nodes, flight.size_bytes)
-        self.writers.load(flight)
-        self.engines.load(flight, now_s)
-        return Dispatch(flight.batch_id, engine.name, writer.name, refs)
+        return None if choice is None else self._flights.begin(choice, now_s)
 
     def captured(self, batch_id: str, outcomes: Iterable[SampleOutcome], now_s: float = 0.0) -> bool:
         """The engine has answered: it may get more work. Samples that failed stay until the batch is over.
@@ -260,7 +230,7 @@ class Ledger:
             return False
         if not flight.holds_permit:
             raise ValueError(f"batch {batch_id} gave its permit back before")
-        self._release(flight)
+        self._flights.release(flight)
         return True
 
     def written(
@@ -292,16 +262,16 @@ class Ledger:
                 flight.failures.setdefault(outcome.row, outcome.failure)
         silent = SampleFailure("other", f"{flight.writer.name} doesn't say what became of it")
         written, lost = set(rows), set(lost)
-        for row in self._close(batch_id):
+        for row in self._flights.end(batch_id):
             if row in flight.failures:
-                self._after_failure(row, flight.failures[row])
+                self._verdicts.after_failure(row, flight.failures[row])
             elif row in written:
                 self.rows.write(row, flight.writer.number)
                 self.breaker.success()
             elif row in lost:
                 self.rows.requeue(row)
             else:
-                self._after_failure(row, silent)
+                self._verdicts.after_failure(row, silent)
         return True
 
     def batch_failed(self, batch_id: str, failure: SampleFailure) -> bool:
@@ -314,10 +284,10 @@ class Ledger:
         """
         if batch_id not in self._flights:
             return False
-        rows = self._close(batch_id)
+        rows = self._flights.end(batch_id)
         for row in rows:
             if len(rows) == 1:
-                self._after_failure(row, failure)
+                self._verdicts.after_failure(row, failure)
             else:
                 self.rows.requeue(row, alone=True)
         self.events["batch_failed"] += 1
@@ -335,11 +305,11 @@ class Ledger:
         flight = self._flights.get(batch_id)
         if flight is None:
             return False
-        for row in self._close(batch_id):
+        for row in self._flights.end(batch_id):
             if flight.blame is not None:
-                self._after_death(row, flight.alone, flight.blame)
+                self._verdicts.after_death(row, flight.alone, flight.blame)
             elif row in flight.failures:
-                self._after_failure(row, flight.failures[row])
+                self._verdicts.after_failure(row, flight.failures[row])
             else:
                 self.rows.requeue(row)
         self.events["batch_lost"] += 1
@@ -350,36 +320,3 @@ class Ledger:
         again = self.rows.commit(np.unique(np.fromiter(rows, np.int64)))
         if again:
             self.events["duplicate"] += again
-
-    def _after_death(self, row: int, alone: bool, blame: bool) -> None:
-        self.rows.deaths_alone[row] += alone and blame
-        if self.rows.deaths_alone[row] >= DEATHS_ALONE:
-            self.rows.fail(row, f"poison: {DEATHS_ALONE} engines died while they had this sample alone")
-        else:
-            self.rows.requeue(row, alone=alone or blame)
-
-    def _after_failure(self, row: int, failure: SampleFailure) -> None:
-        self.events[failure.kind] += 1
-        if failure.kind == "too_long":
-            self.rows.skip(row, failure.reason)
-        elif failure.kind == "engine":
-            self.rows.requeue(row)
-        else:
-            self.breaker.failure()
-            self.rows.failures[row] += 1
-            if self.rows.failures[row] > self.limits.retries:
-                self.rows.fail(row, f"{failure.reason} ({self.rows.failures[row]} attempts)")
-            else:
-                self.rows.requeue(row)
-
-    def _release(self, flight: Flight) -> None:
-        if flight.holds_permit:
-            self.permits.release(flight.nodes, flight.size_bytes)
-            self.writers.unload(flight)
-
-    def _close(self, batch_id: str) -> list[int]:
-        """Ends a batch; returns its rows, without those that a manifest has named meanwhile."""
-        flight = self._flights.pop(batch_id)
-        self.engines.unload(flight)
-        self._release(flight)
-        return self.rows.still_in_flight(flight.samples)

@@ -499,9 +499,9 @@ def test_rows_of_a_dead_engine_stay_in_flight_until_their_batch_is_given_up() ->
 
 
 def test_shard_that_found_no_space_is_collected_again_by_the_same_writer() -> None:
-    ledger = with_crew(make_ledger([10]))
+    ledger = with_crew(make_ledger([10, 0]))
     finish(ledger, next_batch(ledger))
-    ledger.take_back("writer-0")
+    ledger.shard_lost("writer-0", [0, 1])
     assert ledger.rows.state(0) == State.PENDING
     assert next_batch(ledger).writer == "writer-0"
 
