@@ -154,6 +154,19 @@ def repair(
 
 
 @app.command()
+def report(
+    dump: DumpUrl,
+    output: Annotated[
+        str | None, typer.Option(help="File to write; default: report.html in the dump.")
+    ] = None,
+) -> None:
+    """Write one HTML page about a dump, which needs no network."""
+    from cluster.page.build import report as run
+
+    run(dump, output)
+
+
+@app.command()
 def inspect(
     dump: DumpUrl,
     sample: Annotated[

@@ -125,8 +125,9 @@ class Pacer:
                 ring = (now.ring_wait_s - then.ring_wait_s) / seconds
             busy = (member.busy_s - earlier.busy_s) / seconds if kind == "engines" else wrote + sealed
             waiting = (member.waiting_s - earlier.waiting_s) / seconds
-            shares = (min(1.0, share) for share in (busy, waiting, ring))
-            paces.append(MemberPace(member, *shares, bytes_per_s=written, seal=min(1.0, sealed)))
+            paces.append(
+                MemberPace(member, min(1.0, busy), min(1.0, waiting), ring, written, min(1.0, sealed))
+            )
         return tuple(paces)
 
     def _before(self, kind: str) -> Mapping[str, MemberStatus]:
@@ -144,7 +145,7 @@ def bottleneck(pace: Pace) -> Where:
         return "nothing"
     if max(e.ring for e in pace.engines) > _RING:
         return "ring"
-    if pace.permits_share < _FULL and sum(busy) / len(busy) > _FULL:
+    if sum(busy) / len(busy) > _FULL:
         return "engine"
     writers = [w for w in pace.writers if w.busy is not None]
     hardest = max(writers, key=lambda w: w.busy or 0.0, default=None)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import transformers
@@ -13,7 +17,7 @@ from cluster.progress import ByteProgress
 from cluster.report import size
 from cluster.spread import spread
 from storage.account import check_account
-from storage.errors import CorruptDump
+from storage.errors import CorruptDump, StorageError
 from storage.files import Store
 from storage.reader import open_dump
 from storage.reference import (
@@ -25,6 +29,9 @@ from storage.reference import (
     run_reference,
 )
 from storage.verify import Problem, ShardFindings, VerifyItem, run_item, work_items
+
+VERIFY_KEY = "verify.json"
+_PROBLEMS_KEPT = 50
 
 
 def verify(
@@ -71,8 +78,11 @@ def verify(
         f"bytes     {len(shards)} shards, {samples} samples{part}, {tokens:,} tokens x {layout.bytes_per_token:,} "
         f"bytes = {size(tokens * layout.bytes_per_token)}; {size(read)} read and compared with their xxh3"
     )
+    results: list[SampleResult] = []
     if reference and account.committed:
-        problems += _reference(console, url, reference, model, trust_remote_code)
+        results = _reference(console, url, reference, model, trust_remote_code)
+        problems += _reference_problems(results)
+    _keep(store, shards, sample_fraction, results, problems)
     _say_problems(console, problems)
     if problems:
         bad = {p.sample_id for p in problems if p.sample_id is not None}
@@ -94,9 +104,30 @@ def _read(console: Console, items: Sequence[VerifyItem], address: str | None) ->
     return sorted(findings, key=lambda shard: shard.shard)
 
 
+def _keep(
+    store: Store,
+    shards: Sequence[ShardFindings],
+    fraction: float,
+    results: Sequence[SampleResult],
+    problems: Sequence[Problem],
+) -> None:
+    """``verify.json``: what was found last, for the report; a dump that can't be written to does without."""
+    record = {
+        "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "good": not problems,
+        "samples": sum(s.samples for s in shards),
+        "bytes": sum(s.bytes for s in shards),
+        "fraction": fraction,
+        "reference": [_worst(results, k) for k in range(len(results[0].states))] if results else [],
+        "problems": [problem.what for problem in problems[:_PROBLEMS_KEPT]],
+    }
+    with contextlib.suppress(StorageError):
+        store.replace(VERIFY_KEY, json.dumps(record, indent=1).encode())
+
+
 def _reference(
     console: Console, url: str, count: int, model: str | None, trust_remote_code: bool
-) -> list[Problem]:
+) -> list[SampleResult]:
     transformers.utils.logging.disable_progress_bar()
     dump = open_dump(url)
     path = model or dump.header.model_path
@@ -110,8 +141,12 @@ def _reference(
     console.print(
         f"reference {len(item.sample_ids)} samples recomputed with Hugging Face in float32 from {path}"
     )
-    results = run_reference(item)
+    results = list(run_reference(item))
     console.print(_table(results))
+    return results
+
+
+def _reference_problems(results: Sequence[SampleResult]) -> list[Problem]:
     return [
         Problem(f"state {s.state}: {_why(s)}", row=r.row, sample_id=r.sample_id)
         for r in results
@@ -133,21 +168,36 @@ def _table(results: Sequence[SampleResult]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left")
     for name in ("state", "median", "p99", "max", "over 0.1", "nearest", "by", "samples"):
         table.add_column(name, justify="left" if name == "state" else "right")
-    for k, first in enumerate(results[0].states):
-        states = [r.states[k] for r in results]
-        worst = max(states, key=lambda s: s.summary.median)
-        good = sum(s.passed for s in states)
+    for k in range(len(results[0].states)):
+        worst = _worst(results, k)
         table.add_row(
-            str(first.state),
-            f"{worst.summary.median:.4f}",
-            f"{max(s.summary.p99 for s in states):.4f}",
-            f"{max(s.summary.max for s in states):.4f}",
-            f"{max(s.summary.share_over_0_1 for s in states):.1%}",
-            worst.nearest,
-            f"{min(s.ratio for s in states):.0f}x",
-            f"{good} of {len(states)} good",
+            worst["state"],
+            f"{worst['median']:.4f}",
+            f"{worst['p99']:.4f}",
+            f"{worst['max']:.4f}",
+            f"{worst['share_over_0_1']:.1%}",
+            worst["nearest"],
+            f"{worst['ratio']:.0f}x",
+            f"{worst['good']} of {worst['samples']} good",
         )
     return table
+
+
+def _worst(results: Sequence[SampleResult], k: int) -> dict[str, Any]:
+    """The worst of each figure of one state, over all samples."""
+    states = [r.states[k] for r in results]
+    worst = max(states, key=lambda s: s.summary.median)
+    return {
+        "state": str(worst.state),
+        "median": float(worst.summary.median),
+        "p99": float(max(s.summary.p99 for s in states)),
+        "max": float(max(s.summary.max for s in states)),
+        "share_over_0_1": float(max(s.summary.share_over_0_1 for s in states)),
+        "nearest": worst.nearest,
+        "ratio": float(min(s.ratio for s in states)),
+        "good": sum(s.passed for s in states),
+        "samples": len(states),
+    }
 
 
 def _say_problems(console: Console, problems: Sequence[Problem]) -> None:

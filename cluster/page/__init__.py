@@ -1,0 +1,1 @@
+"""``hsdump report``: one self-contained HTML page about a dump."""
