@@ -40,10 +40,12 @@ from cluster.output import check_nodes_see, open_output
 from cluster.placement import Node, gpus_per_engine, place_engines, read_nodes
 from cluster.preview import Stretch, load_tokenizer, stretches
 from cluster.run import WEIGHT_SUFFIXES, Run, resolve
+from cluster.serving import serving_ids
 from cluster.session import connect
 from cluster.specs import coordinator_spec, engine_spec
 from storage.dump import ROOT_KEY, check_identity, read_header
 from storage.errors import HsdumpError, OutputError
+from storage.export.draft_config import ServingIds
 from storage.files import Store
 from storage.layout import Layout
 from storage.manifest import committed_samples, read_manifests
@@ -60,6 +62,7 @@ class Plan:
     Attributes:
         problems: why the run can't work, one line each with the remedy; empty when it can.
         model: name, architecture and shape.
+        serving: layer ids for a drafter that is trained on the boundaries.
         flags: SGLang's arguments that aren't the user's own, with their values.
         preview: id and pieces of one sample.
         resumes: the output holds this run's dump already.
@@ -71,6 +74,7 @@ class Plan:
     resumes: bool = False
     rows: RowsForecast | None = None
     boundaries: tuple[BoundaryRow, ...] = ()
+    serving: ServingIds | None = None
     size: SizeForecast | None = None
     engines: EnginesForecast | None = None
     memory: MemoryForecast | None = None
@@ -206,6 +210,8 @@ def _plan_run(
     }
     gpus = gpus_per_engine(run.config.engine.gpus, nodes) if nodes else 0
     plan.boundaries = boundary_table(engine_spec(run, run.layout(1), gpus, "", "").capture)
+    if run.boundaries:
+        plan.serving = serving_ids(run.model.architecture, run.boundaries, run.model.num_layers)
     with plan.part():
         plan.flags = _flags(run, gpus)
     prepared = None
