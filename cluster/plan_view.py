@@ -45,6 +45,10 @@ def print_plan(plan: Plan, as_json: bool) -> None:
     if plan.boundaries:
         console.print("\nboundary b is the residual stream after b decoder layers:")
         console.print(_boundaries(plan))
+    if plan.serving is not None:
+        console.print("\na drafter trained on these boundaries names them in its config.json as:")
+        for line in plan.serving.lines()[1:]:
+            console.print(f"  {line}", markup=False)
     if plan.flags:
         console.print("\nSGLang is started with these arguments beside your own:")
         console.print(_flags(plan.flags))
