@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine
 from typing import Any
 
 from actors.archive import Archive
+from actors.brakes import Brakes
 from actors.carrier import Carrier
 from actors.crew import Crew
 from actors.failures import Failure, Fault
@@ -20,7 +22,7 @@ from actors.messages import EngineInfo, WriteAck, WriterInfo
 from actors.meter import Meter, peak_memory_bytes
 from actors.rows import State
 from actors.run_messages import CoordinatorSpec, Loss, MemberStatus, RunSummary, Status
-from storage.errors import HsdumpError, IncompleteRun, StorageFull
+from storage.errors import IncompleteRun
 
 __all__ = ["Coordinator", "CoordinatorSpec", "Loss", "RunSummary", "Status"]
 
@@ -46,9 +48,9 @@ class Coordinator:
         self._error: BaseException | None = None
         self._stopped: str | None = None
         self._engines_will_come = True
-        self._paused: str | None = None
-        self._paused_until_s = 0.0
-        self._full_since_s: float | None = None
+        self._brakes = Brakes(
+            self._archive.url, spec.full_timeout_s, spec.infrastructure_per_hour, time.monotonic
+        )
         self._meter = Meter()
         self._times = EngineTimes()
 
@@ -175,7 +177,7 @@ class Coordinator:
             ),
             events=dict(ledger.events),
             last_problem=self._crew.last_problem,
-            paused=self._paused or self._crew.waiting,
+            paused=self._brakes.paused or self._crew.waiting,
         )
 
     # ---- the run
@@ -208,8 +210,8 @@ class Coordinator:
         """Dispatches until the end is in sight or something stops it."""
         while not (self._error or self._stopped or self._ledger.finished):
             news = self._news  # before anything is looked at, so that no news is missed
-            self._end_pause()
-            if self._paused is None:
+            self._brakes.ease()
+            if self._brakes.paused is None:
                 if self._ledger.settled:
                     await self._seal_all()
                     continue
@@ -219,31 +221,14 @@ class Coordinator:
                     writer = self._crew.writers[dispatch.writer]
                     self._carries.add(self._spawn(self._carrier.carry(dispatch, engine, writer)))
             self._look_at_engines()
-            self._error = self._error or self._out_of_budget()
+            self._error = self._error or self._brakes.end(
+                self._ledger,
+                self._crew.last_problem,
+                self._crew.rate.exceeded(_now_s()),
+                self._engines_will_come or bool(self._crew.engines),
+            )
             await self._archive.grow()
             await _wait_for(news, _LOOK_EVERY_S)
-
-    def _out_of_budget(self) -> HsdumpError | None:
-        """Why the run can't go on; None if it can."""
-        counts, problem = self._ledger.counts(), self._crew.last_problem
-        left = f"{counts.committed} of {counts.total} rows are committed; the same command goes on from there"
-        if self._ledger.breaker.tripped:
-            failures = self._ledger.breaker.failures
-            return IncompleteRun(f"{failures} samples failed and none came through ({problem}); {left}")
-        if self._crew.rate.exceeded(_now_s()):
-            limit = self._spec.infrastructure_per_hour
-            return IncompleteRun(
-                f"more than {limit} engines, writers or batches were lost within an hour, the last one: "
-                f"{problem}; {left}"
-            )
-        if not self._engines_will_come and not self._crew.engines and not self._ledger.settled:
-            return IncompleteRun(f"no engine is left and none will come (last problem: {problem}); {left}")
-        full_since_s = self._full_since_s
-        if full_since_s is not None and _now_s() - full_since_s > self._spec.full_timeout_s:
-            return StorageFull(
-                f"{self._archive.url} had no space for {self._spec.full_timeout_s:.0f} s; {left}"
-            )
-        return None
 
     async def _come_to_rest(self) -> None:
         """What is in flight ends, and shards are sealed."""
@@ -261,7 +246,7 @@ class Coordinator:
         members = tuple(self._crew.writers.values())
         alive = await asyncio.gather(*(self._crew.ask_writer(m, m.handle.seal.remote) for m in members))
         for member, lives in zip(members, alive, strict=True):
-            if lives and not member.lost and self._paused is None and self._ledger.settled:
+            if lives and not member.lost and self._brakes.paused is None and self._ledger.settled:
                 rows = self._ledger.unsealed(member.name)
                 if rows:
                     reason = f"it sealed everything, yet {rows} rows that it had are in no manifest"
@@ -299,23 +284,16 @@ class Coordinator:
             self._archive.sealed(shard)
             self._meter.lap()
         if ack.sealed or ack.written:
-            self._full_since_s = None
-            self._paused_until_s = 0.0
+            self._brakes.works_again()
         self._wake()
 
     def _trouble(self, failure: Failure) -> None:
         """Pauses the dispatch for a while."""
-        if failure.fault is Fault.FULL and self._full_since_s is None:
-            self._full_since_s = _now_s()
         if failure.fault is Fault.CAPACITY:
             self._crew.infrastructure_failed(failure.reason)
-        self._crew.last_problem = self._paused = failure.reason
-        self._paused_until_s = _now_s() + min(10.0, self._spec.full_timeout_s / 6)
+        self._crew.last_problem = failure.reason
+        self._brakes.pull(failure)
         logger.warning("paused: %s", failure.reason)
-
-    def _end_pause(self) -> None:
-        if self._paused is not None and _now_s() >= self._paused_until_s:
-            self._paused = None
 
 
 def _now_s() -> float:
