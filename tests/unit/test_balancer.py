@@ -7,9 +7,10 @@ import heapq
 import numpy as np
 import pytest
 
-from actors.balance import PACE_ANSWERS, Limits, Pace
+from actors.balance import Limits
 from actors.ledger import Ledger
 from actors.messages import SampleOutcome
+from actors.pace import PACE_ANSWERS, Pace
 
 LIMITS = Limits(
     batch_tokens=16_384, batch_bytes=1 << 40, batch_samples=64, batches_per_engine=3, in_flight_bytes=1 << 40
