@@ -25,17 +25,13 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/bench"), str(ROOT / "tests/unit")]
 
-import gpu_baselines as baselines  # noqa: E402
 import gpu_trace as trace  # noqa: E402
-from gpu_models import LONGEST, SHAPES, lognormal_lengths, make_model, thin_out, write_prompts  # noqa: E402
-from gpu_report import Report, rows_of, say  # noqa: E402
+from gpu_models import LONGEST, SHAPES, lognormal_lengths, make_model, write_prompts  # noqa: E402
+from gpu_others import IN_PROCESSES, run_others  # noqa: E402
+from gpu_report import MARGIN_S, Report, rows_of, say  # noqa: E402
 
 IN_ONE_ENGINE = ("plain", "discard", "pipeline-disk", "pipeline-shm", "profile", "memory")
-IN_PROCESSES = ("torch-save", "return-hidden-states", "plain-stock", "plain-default", "hf")
 PROFILE_TOKENS = 130_000
-SLOW = {baselines.TORCH_SAVE: 0.25, baselines.RETURN_HIDDEN: 0.015}
-"""Part of a round's tokens that the slow ways get."""
-MARGIN_S = 12.0
 
 
 class Bench:
@@ -166,101 +162,6 @@ class Bench:
         self.report.add([{**row, "profile": found}])
         say(f"profile: {found}")
 
-    # ---- arms in processes of their own
-
-    def in_processes(self, cases: list[str]) -> None:
-        """SGLang by itself, and the other ways."""
-        from actors.capture.boundary import capture_spec
-        from storage.files import Store
-        from storage.prompts import LossMask, PromptSpec, PromptTable, prepare
-
-        config = self.shape.config
-        capture = capture_spec(
-            "eagle3", final=False, final_normed=True, num_layers=config["num_hidden_layers"],
-            hidden_size=config["hidden_size"], dtype="bfloat16", chunk_rows=32, shard_rows=16384,
-        )  # fmt: skip
-        store = Store(str(self.folder / "baselines"))
-        spec = PromptSpec(
-            url=str(self.prompts), tokenizer_path=str(self.model), max_tokens=1 << 17, loss_mask=LossMask("all"),
-            vocab_size=self.shape.vocab_size,
-        )  # fmt: skip
-        prepare(store, spec)
-        table = PromptTable(store)
-
-        def samples(share: float) -> list[Any]:
-            rows = thin_out(table.tokens, max(1, int(self.tokens * share)))
-            return [table.load(row).token_ids for row in rows]
-
-        arms = {baselines.PLAIN: samples(0.5)}
-        if "torch-save" in cases:
-            arms[baselines.TORCH_SAVE] = samples(SLOW[baselines.TORCH_SAVE])
-        if "return-hidden-states" in cases:
-            arms[baselines.RETURN_HIDDEN] = samples(SLOW[baselines.RETURN_HIDDEN])
-        rounds, window = self.options.rounds, 4 * self.options.batch
-        plain = {baselines.PLAIN: samples(0.8)}
-        if len(arms) > 1:
-            args = {**self.stock_args(), "enable_return_hidden_states": True}
-            self.one_process("torch-save", baselines.serve, (args, arms, rounds, window, capture))
-        if "plain-stock" in cases:
-            self.one_process("plain-stock", baselines.serve, (self.stock_args(), plain, rounds, window, None))
-        if "plain-default" in cases:
-            args = {**self.default_args(), "log_level": "warning"}
-            self.one_process("plain-default", baselines.serve, (args, plain, rounds, window, None))
-        if "hf" in cases:
-            gpu, seconds = bool(self.options.gpus), self.options.seconds
-            arguments = (str(self.model), samples(1.0), capture.boundaries, seconds, gpu)
-            self.one_process("hf", baselines.hugging_face, arguments)
-
-    def stock_args(self) -> dict[str, Any]:
-        """SGLang's arguments with everything that hsdump forces."""
-        from actors.capture.flags import installed_fields, server_args
-        from actors.messages import EngineSpec
-
-        spec = EngineSpec(
-            name="baseline", kind="sglang", prompts_url="", run_id="", model_path=str(self.model), dtype="bfloat16",
-            gpus=self.options.gpus, replicas=1, trust_remote_code=False, capture=None, ring_bytes=0, log_dir="",
-            load_timeout_s=0, stall_timeout_s=0, server_args=self.engine_args(),
-        )  # type: ignore[arg-type]  # fmt: skip
-        return {**server_args(spec, installed_fields()), "log_level": "warning"}
-
-    def default_args(self) -> dict[str, Any]:
-        """SGLang's own defaults, but for backends that an installation may lack."""
-        args = {
-            k: v for k, v in self.stock_args().items() if not k.startswith(("disable_", "chunked", "max_"))
-        }
-        return args if self.options.gpus else {**args, "max_total_tokens": 32768, "disable_cuda_graph": True}
-
-    def one_process(self, case: str, target: Any, arguments: tuple[Any, ...]) -> None:
-        """Runs one baseline and adds its rows."""
-        left = self.left_s - MARGIN_S
-        if left < 45:
-            self.report.failed(case, self.common, f"skipped: {self.left_s:.0f} s were left")
-            return
-        out = self.folder / f"{case}.jsonl"
-        error = baselines.in_process(target, arguments, out, left)
-        lines = baselines.read_rounds(out)
-        for line in lines:
-            self.report.log(**self.common, case=case, **line)
-            say(f"{case}: {line}")
-        rounds = [line for line in lines if "arm" in line]
-        if case.startswith("plain-"):
-            rounds = [{**r, "arm": case} for r in rounds]
-        rows = rows_of(rounds, "plain", self.common)
-        if self.report.plain_speed(self.common):  # a row for plain is there from a longer measurement
-            rows = [row for row in rows if row["case"] != "plain"]
-        self.report.add([self.with_ratio(row) for row in rows])
-        if error is not None or not rows:
-            self.report.failed(
-                case if not rows else f"{case} (end)", self.common, error or "it measured nothing"
-            )
-
-    def with_ratio(self, row: dict[str, Any]) -> dict[str, Any]:
-        """A row of another engine process than plain's, with the ratio to plain's median, and that said."""
-        if row["ratio_to_plain"] is None and (plain := self.report.plain_speed(self.common)):
-            row["ratio_to_plain"] = round(row["tokens_per_s"] / plain, 4)
-            row["note"] = "ratio to plain's median in another engine process"
-        return row
-
     # ----
 
     def guard(self, case: str, work: Any) -> Any:
@@ -284,7 +185,7 @@ class Bench:
             if mine:
                 self.guard("+".join(mine), lambda: self.in_one_engine(mine))
             if others:
-                self.guard("+".join(others), lambda: self.in_processes(others))
+                self.guard("+".join(others), lambda: run_others(self, others))
         finally:
             shutil.rmtree(self.shm, ignore_errors=True)
             if self.options.dir is None:
@@ -307,7 +208,7 @@ def options_from(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--budget_s", type=float, default=540.0, help="no case is begun that would outlast it"
     )
-    parser.add_argument("--start_s", type=float, default=300.0, help="longest engine start")
+    parser.add_argument("--start_s", type=float, default=200.0, help="longest engine start")
     parser.add_argument("--chunk", type=int, default=16_384, help="chunked_prefill_size")
     parser.add_argument("--batch", type=int, default=32_768, help="tokens in a batch")
     parser.add_argument("--store-gib", type=int, default=16, help="object store of a cluster started here")

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 Round = Mapping[str, Any]
+MARGIN_S = 12.0
+"""Time that is left over for the end of an invocation."""
 
 
 def rows_of(
@@ -45,6 +47,8 @@ def rows_of(
         }
         if single is not None:
             row["times_one_engine"] = _ratio(by_round, speeds.get(single, {}))
+        if "rows_back" in mine[0]:
+            row["rows_back"] = [r["rows_back"] for r in mine]
         if "until_last_answer_s" in mine[0]:
             row["tail_s"] = [round(r["seconds"] - r["until_last_answer_s"], 2) for r in mine]
             row["mb_per_s"] = round(statistics.median(r["stored_bytes"] / r["seconds"] for r in mine) / 1e6)
@@ -151,7 +155,7 @@ def _notes(row: Mapping[str, Any]) -> list[str]:
     notes = []
     if "ratios" in row:
         notes.append(f"{row['rounds']} x {row['tokens']:,} tokens, ratios {row['ratios']}")
-    for name in ("times_one_engine", "tail_s", "mb_per_s", "profile", "memory", "note"):
+    for name in ("times_one_engine", "tail_s", "mb_per_s", "rows_back", "profile", "memory", "note"):
         if row.get(name) is not None:
             notes.append(f"{name} {row[name]}")
     return notes

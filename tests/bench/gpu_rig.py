@@ -20,10 +20,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.capture.flags import capture_memory
 from actors.coordinator import Coordinator
-from actors.messages import EngineInfo
+from actors.messages import EngineInfo, WriterSpec
 from actors.run_messages import CoordinatorSpec, RunSummary
+from actors.writer import CONCURRENCY_GROUPS, WriterActor
 from cluster.config import RunConfig
-from cluster.fleet import Fleet
 from cluster.placement import Node, read_nodes
 from cluster.run import Run, resolve
 from cluster.session import connect
@@ -139,22 +139,19 @@ class Rig:
         return Speed(self.tokens / summary.work_s, details)
 
     def _lead(self, spec: CoordinatorSpec, folder: Path, writers: int) -> tuple[RunSummary, float]:
-        fleet = Fleet(
-            engine_spec(self.run, self.layout, 0, str(folder), ""), writer_spec(self.run, str(folder)), {}
-        )
-        node = ray.get_runtime_context().get_node_id()
-        members = [fleet.add_writer(node) for _ in range(writers)]
-        infos = ray.get([m.started for m in members])
+        spec_of_writer = writer_spec(self.run, str(folder))
+        members = [_start_writer(replace(spec_of_writer, name=f"writer-{i}")) for i in range(writers)]
+        infos = ray.get([m.start.remote() for m in members])
         coordinator: Any = ray.remote(Coordinator).options(num_cpus=0).remote(spec)
         try:
             done = coordinator.run.remote()
-            ray.get([coordinator.add_writer.remote(i, m.handle) for i, m in zip(infos, members, strict=True)])
+            ray.get([coordinator.add_writer.remote(i, m) for i, m in zip(infos, members, strict=True)])
             start_s = time.time()
             ray.get([coordinator.add_engine.remote(info, handle) for handle, info in self.engines])
             summary: RunSummary = ray.get(done)
         finally:
-            ray.kill(coordinator)
-            fleet.shutdown()
+            for actor in (coordinator, *members):
+                ray.kill(actor)
         return summary, start_s
 
     def profile(self, folder: Path, tokens: int, gpu: bool) -> None:
@@ -183,6 +180,19 @@ class Rig:
         now = self._cpu_seconds()
         spent = {name: round(now[name] - before.get(name, 0.0), 1) for name in now}
         return {name: seconds for name, seconds in spent.items() if seconds >= 0.1}
+
+
+def _start_writer(spec: WriterSpec) -> Any:
+    """A writer as `cluster.fleet` makes it, but without a name, which the one of the last round may still hold."""
+    return (
+        ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(WriterActor)
+        .options(
+            num_cpus=0,
+            allow_out_of_order_execution=True,
+            runtime_env={"env_vars": {"CUDA_VISIBLE_DEVICES": ""}},
+        )
+        .remote(spec)
+    )
 
 
 @contextmanager
