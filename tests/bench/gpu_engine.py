@@ -158,7 +158,7 @@ class BenchEngine(EngineActor):
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec)
         self._session: BenchSession = BenchSession(self._spec, run_with_hook)
-        self._answered: list[tuple[float, int]] = []
+        self._answered: list[tuple[float, float, int]] = []
 
     async def one_pass(self, rows: list[int], captured: bool, window_tokens: int) -> Pass:
         """Prefills prepared rows, in this order."""
@@ -171,13 +171,14 @@ class BenchEngine(EngineActor):
         return await asyncio.wrap_future(self._session.start_profile(folder, activities, samples))
 
     async def capture(self, batch: Batch) -> BatchRecord:
-        """As every engine's, and remembers when it was answered."""
+        """As every engine's, and remembers when it was asked and answered."""
+        asked = time.time()
         record = await super().capture(batch)
-        self._answered.append((time.time(), batch.tokens))
+        self._answered.append((asked, time.time(), batch.tokens))
         return record
 
-    async def take_answered(self) -> list[tuple[float, int]]:
-        """When each batch since the last call was answered (Unix time), and its tokens."""
+    async def take_answered(self) -> list[tuple[float, float, int]]:
+        """When each batch since the last call was asked for and answered (Unix time), and its tokens."""
         answered, self._answered = self._answered, []
         return answered
 

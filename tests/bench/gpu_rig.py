@@ -120,25 +120,29 @@ class Rig:
         run_spec = coordinator_spec(self.run, self.layout, self._nodes, str(folder))
         before = self._cpu_seconds()
         try:
-            summary, start_s = self._lead(replace(run_spec, generation=self._generation), folder, writers)
+            summary = self._lead(replace(run_spec, generation=self._generation), folder, writers)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         if summary.counts.committed != len(self.lengths):
             raise IncompleteRun(f"{summary.counts} of {len(self.lengths)} samples: {summary.events}")
         answered = [ray.get(handle.take_answered.remote()) for handle, _ in self.engines]
-        last_s = max(at for batches in answered for at, _ in batches)
+        first_s = min(asked for batches in answered for asked, _, _ in batches)
+        last_s = max(at for batches in answered for _, at, _ in batches)
         details = {
             "tokens": self.tokens,
             "seconds": round(summary.work_s, 3),
-            "until_last_answer_s": round(last_s - start_s, 3),
+            "until_last_answer_s": round(last_s - first_s, 3),
             "stored_bytes": summary.stored_bytes,
             "events": dict(summary.events),
-            "batches": [[[round(at - start_s, 3), tokens] for at, tokens in b] for b in answered],
+            "batches": [
+                [[round(asked - first_s, 3), round(at - first_s, 3), tokens] for asked, at, tokens in b]
+                for b in answered
+            ],
             "cpu_s": self._cpu_since(before),
         }
         return Speed(self.tokens / summary.work_s, details)
 
-    def _lead(self, spec: CoordinatorSpec, folder: Path, writers: int) -> tuple[RunSummary, float]:
+    def _lead(self, spec: CoordinatorSpec, folder: Path, writers: int) -> RunSummary:
         spec_of_writer = writer_spec(self.run, str(folder))
         members = [_start_writer(replace(spec_of_writer, name=f"writer-{i}")) for i in range(writers)]
         infos = ray.get([m.start.remote() for m in members])
@@ -146,13 +150,12 @@ class Rig:
         try:
             done = coordinator.run.remote()
             ray.get([coordinator.add_writer.remote(i, m) for i, m in zip(infos, members, strict=True)])
-            start_s = time.time()
             ray.get([coordinator.add_engine.remote(info, handle) for handle, info in self.engines])
             summary: RunSummary = ray.get(done)
         finally:
             for actor in (coordinator, *members):
                 ray.kill(actor)
-        return summary, start_s
+        return summary
 
     def profile(self, folder: Path, tokens: int, gpu: bool) -> None:
         """Leaves a profiler trace of a captured pass of the first engine in ``folder``."""
