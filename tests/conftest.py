@@ -10,6 +10,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--models-results", help="file that keeps what the conformance suite measured")
+
+
 @pytest.fixture(scope="session")
 def models_dir() -> Path:
     folder = ROOT / ".models"

@@ -53,9 +53,8 @@ class Collector:
         attempts = list(self._setters(boundaries))
         if not attempts:
             raise CaptureRefused(
-                f"{type(self.wrapper).__name__} collects no intermediate states in this SGLang; "
-                "capture final or final_normed alone, or use a release whose model has "
-                "set_dflash_layers_to_capture"
+                f"{type(self.wrapper).__name__} has no setter that makes it collect intermediate states in "
+                "this SGLang"
             )
         seen: list[str] = []
         for name, switch in attempts:
@@ -120,6 +119,12 @@ class Collector:
                 setattr(self.inner, LIST, listed)
             for layer in flagged:
                 setattr(layer, FLAG, True)
+
+    def switch_off(self) -> None:
+        """Collects nothing from now on."""
+        self._clear()
+        self.restore_contract()
+        self.setter = "off"
 
     def _clear(self) -> None:
         listed = getattr(self.inner, LIST, None)

@@ -6,9 +6,12 @@ only some releases have are dropped by looking at `ServerArgs` itself.
 
 from __future__ import annotations
 
+import ast
 import difflib
+import importlib.util
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from actors.capture.ring import aligned
@@ -166,6 +169,28 @@ def installed_fields() -> tuple[str, ...]:
 
     declared: Iterable[str] = getattr(ServerArgs, "__struct_fields__", ()) or ServerArgs.__dataclass_fields__
     return tuple(str(name) for name in declared if not str(name).startswith("_"))
+
+
+def declared_fields() -> tuple[str, ...]:
+    """Names of the installed SGLang's server arguments, read from its source; empty where there is no SGLang.
+
+    Importing it takes seconds and its CPU build needs preparations, so a run file is checked against the
+    declarations: annotated fields of `ServerArgs`, and of the groups that newer releases assemble it from.
+    """
+    package = importlib.util.find_spec("sglang")
+    roots = [Path(place, "srt") for place in (package.submodule_search_locations or ())] if package else []
+    return tuple(dict.fromkeys(name for root in roots for name in fields_below(root)))
+
+
+def fields_below(root: Path) -> Iterator[str]:
+    """Annotated fields of `ServerArgs` and its groups in SGLang's ``srt`` folder."""
+    main = root / "server_args.py"
+    for file in (main, *sorted(root.glob("arg_groups/fields/**/*.py"))):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and (file != main or node.name == "ServerArgs"):
+                for line in node.body:
+                    if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+                        yield line.target.id
 
 
 def chunk_tokens(spec: EngineSpec) -> int:

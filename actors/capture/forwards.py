@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from typing import Any
 
 from actors.capture.tap import Request
@@ -11,8 +10,14 @@ from actors.capture.tap import Request
 CAPTURED = "hs:"
 PROOF = "hs-proof:"
 OFF = "hs-off:"
-"""Prefixes of request ids: captured; captured and checked; run with the collector switched off. Anything
-else, such as warm-up and health checks, passes through untouched."""
+AT_LAYERS = "hs-at-layers:"
+"""Prefixes of request ids: captured; captured and checked; run with the collector switched off; from this forward
+on, boundaries are read at the layers' inputs. Every rank sees the ids of a forward, so all ranks change together.
+Anything else, such as warm-up and health checks, passes through untouched."""
+AGAIN = ":again"
+"""Suffix of the ids under which samples are captured a second time."""
+CHECKED = ":checked"
+"""Suffix of the ids of captured requests whose next token is judged as the proof's is."""
 
 
 def rows_of(batch: Any, prefixes: tuple[str, ...]) -> list[Request]:
@@ -41,11 +46,3 @@ def is_extend(batch: Any) -> bool:
 def has_request(batch: Any, prefix: str) -> bool:
     """Whether any request of the forward has the prefix."""
     return bool(batch is not None and batch.rids and any(r.startswith(prefix) for r in batch.rids))
-
-
-def call_in(contexts: Sequence[Any], function: Callable[[], Any]) -> Any:
-    """Calls ``function`` inside all ``contexts``."""
-    with ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
-        return function()

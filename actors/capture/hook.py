@@ -84,15 +84,7 @@ def install(spec: HookSpec, channel: wire.Channel, ranks: dict[str, int]) -> Non
             report_failure(channel, error, loading=True)
             raise
         try:
-            model = CapturedModel(
-                spec.capture,
-                spec.vocab_size,
-                channel,
-                runner.model,
-                str(runner.device),
-                ranks["tp_rank"] == 0,
-            )
-            channel.send({"hooked": {**model.describe(), **ranks, "pid": os.getpid()}})
+            CapturedModel(spec.capture, spec.vocab_size, channel, runner.model, str(runner.device), ranks)
         except Exception as error:
             report_failure(channel, error)
             raise

@@ -7,16 +7,15 @@ b + 1 is another array. For boundary N, norm(final) is compared with what lm_hea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
-from actors.capture.collector import Collector
+from actors.capture.layer_inputs import input_norm
 
 ATTENTIONS = ("self_attn", "attention", "attn", "linear_attn", "self_attention", "mixer")
-INPUT_NORMS = ("input_layernorm", "attention_norm", "ln_1", "norm1", "operator_norm")
 
 Findings = dict[str, Any]
 
@@ -24,17 +23,17 @@ Findings = dict[str, Any]
 class AttentionInputs:
     """What the attention of some layers read during one forward."""
 
-    def __init__(self, collector: Collector, layers: Sequence[int]) -> None:
-        self._collector = collector
+    def __init__(self, layers: Any, watched: Sequence[int]) -> None:
         self._layers = layers
+        self._watched = watched
         self._seen: dict[int, torch.Tensor | None] = {}
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Records inside the context; the hooks are gone after it."""
         with ExitStack() as stack:
-            for i in self._layers:
-                attention = _first(self._collector.layers[i], ATTENTIONS)
+            for i in self._watched:
+                attention = _first(self._layers[i], ATTENTIONS)
                 if attention is None:
                     continue
                 handle = attention.register_forward_pre_hook(self._recorder(i), with_kwargs=True)
@@ -66,7 +65,7 @@ class AttentionInputs:
         seen = self._seen[layer]
         if seen is None:
             return f"layer {layer}'s attention reads a fused or quantised input"
-        norm = _first(self._collector.layers[layer], INPUT_NORMS)
+        norm = input_norm(self._layers[layer])
         if norm is None:
             return f"layer {layer} has no input norm that this check knows"
         normed = norm(state.clone().contiguous())
@@ -100,16 +99,19 @@ def judge_boundaries(
     inputs: AttentionInputs,
     boundaries: Sequence[int],
     num_layers: int,
-    aux: torch.Tensor | Sequence[torch.Tensor] | None,
+    states: Mapping[int, torch.Tensor | None],
     rows: slice,
 ) -> list[Findings]:
     """One finding for each boundary: median, max, and the same one layer off."""
     findings: list[Findings] = []
-    for k, b in enumerate(boundaries):
-        state = _state(aux, k, len(boundaries))
-        right = inputs.compare(state, b, rows) if state is not None else "the collector gave nothing"
+    for b in boundaries:
+        state = states[b]
+        if state is None:
+            findings.append({"state": b, "missing": "its place wasn't passed in this forward"})
+            continue
+        right = inputs.compare(state, b, rows)
         off_by_one = neighbour(b, num_layers)
-        wrong = inputs.compare(state, off_by_one, rows) if state is not None else ""
+        wrong = inputs.compare(state, off_by_one, rows)
         found: Findings = {"state": b}
         if isinstance(right, str):
             found["unprovable"] = right
@@ -125,7 +127,7 @@ def judge_final(norm: Any, final: torch.Tensor | None, final_normed: torch.Tenso
     """norm(final) against what the inner model returned."""
     found: Findings = {"state": "final"}
     if final is None:
-        return {**found, "unprovable": "the final norm didn't give its updated residual"}
+        return {**found, "missing": "the final norm didn't give its updated residual"}
     if norm is None:
         return {**found, "unprovable": "the model has no module called norm"}
     normed = norm(final.clone())
@@ -164,14 +166,6 @@ def judge_next_token(
     largest = float(ours.max())
     gap = (largest - float(ours[chosen])) / max(float(ours.abs().max()), 1e-30)
     return {"token": chosen, "gap": gap, "columns": columns}
-
-
-def _state(aux: torch.Tensor | Sequence[torch.Tensor] | None, k: int, count: int) -> torch.Tensor | None:
-    if aux is None:
-        return None
-    if isinstance(aux, torch.Tensor):
-        return aux.view(aux.shape[0], count, -1)[:, k]
-    return aux[k] if k < len(aux) else None
 
 
 def _first(module: Any, names: Sequence[str]) -> Any:

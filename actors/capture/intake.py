@@ -29,6 +29,9 @@ class Sink(Protocol):
     def lost(self, rid: str, reason: str) -> None:
         """Hears that rows of a request won't come."""
 
+    def found(self, kind: str, finding: Message) -> None:
+        """Hears what a check in the scheduler process found: ``identity`` or ``next_token``."""
+
 
 class Intake:
     """Accepts the engine's scheduler processes and routes what they send.
@@ -45,9 +48,8 @@ class Intake:
         self._on_gone = on_gone
         self._listener = Listener()
         self.address, self.token = self._listener.address, self._listener.token
-        self.hooked: list[Message] = []
+        self._hooked: dict[int, Message] = {}
         self.failures: list[Message] = []
-        self.findings: list[Message] = []
         self._sinks: dict[str, Sink] = {}
         self._rings: list[Channel] = []
         self._channels: list[Channel] = []
@@ -58,6 +60,11 @@ class Intake:
         self._waits_s: dict[Channel, float] = {}
         self.progress = 0
         threading.Thread(target=self._accept, name="hsdump-accept", daemon=True).start()
+
+    @property
+    def hooked(self) -> list[Message]:
+        """What each scheduler process said of its hook last, by replica and rank."""
+        return sorted(self._hooked.values(), key=lambda h: (h["dp_rank"], h["tp_rank"]))
 
     @property
     def ring_wait_s(self) -> float:
@@ -150,7 +157,7 @@ class Intake:
     def _note(self, message: Message, greeting: Message) -> None:
         self.progress += 1
         if "hooked" in message:
-            self.hooked.append(message["hooked"])
+            self._hooked[int(message["hooked"]["pid"])] = message["hooked"]
         elif "fenced" in message:
             self._passed(int(message["fenced"]))
         elif "lost" in message:
@@ -161,7 +168,10 @@ class Intake:
         elif "alarm" in message:
             logger.warning("replica %s: %s", greeting.get("dp_rank"), message["alarm"])
         else:
-            self.findings.append(message)
+            for kind, finding in message.items():
+                sink = self._sinks.get(str(finding["rid"]))
+                if sink is not None:
+                    sink.found(kind, finding)
 
     def _give_ring(self, channel: Channel) -> Array:
         try:

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
-from actors.capture.forwards import CAPTURED
+from actors.capture.forwards import AGAIN, CAPTURED, CHECKED
 from actors.capture.intake import Array, Intake
 from actors.capture.join import BatchJoin
-from actors.messages import Batch, BatchRecord, FailureKind
-from storage.layout import Layout
+from actors.capture.proof import TOKEN_GAP
+from actors.capture.second_look import SecondLook
+from actors.capture.statistics import Alarms, StateStatistics
+from actors.messages import Batch, BatchRecord, EngineSpec, FailureKind
 
 
 class CaptureJob:
@@ -20,20 +22,38 @@ class CaptureJob:
 
     Args:
         batch: what was handed over.
-        layout: geometry of the states.
+        spec: of the engine.
         token_ids: [T] for each sample.
-        run_id: part of every request id.
         serial: distinguishes this submission from an aborted one of the same attempts, whose request ids
             SGLang may still hold.
+        looked: samples that are looked at twice.
+        watch: what every sample's states are counted in, and where what is unusual goes.
+
+    Attributes:
+        rids: request id of each sample.
+        looks: sample -> its second look.
     """
 
     def __init__(
-        self, batch: Batch, layout: Layout, token_ids: Sequence[Array], run_id: str, serial: int
+        self,
+        batch: Batch,
+        spec: EngineSpec,
+        token_ids: Sequence[Array],
+        serial: int,
+        looked: Sequence[int] = (),
+        watch: tuple[StateStatistics, Alarms] | None = None,
     ) -> None:
+        layout = spec.capture.layout
         self.batch = batch
         self.token_ids = token_ids
-        self.rids = [f"{CAPTURED}{run_id}:{s.row}:{s.attempt}:{serial}" for s in batch.samples]
+        self.looks = {i: SecondLook(layout, len(token_ids[i])) for i in looked}
+        self.rids = [
+            f"{CAPTURED}{spec.run_id}:{s.row}:{s.attempt}:{serial}{CHECKED if i in self.looks else ''}"
+            for i, s in enumerate(batch.samples)
+        ]
         self.join = BatchJoin(batch, layout, token_ids)
+        self._watch = watch
+        self._next_tokens: dict[int, dict[str, Any]] = {}
         self._sample_of = {rid: i for i, rid in enumerate(self.rids)}
         self._segments: list[Future[Array]] = [Future() for _ in batch.segments]
         self._record: Future[BatchRecord] = Future()
@@ -63,11 +83,38 @@ class CaptureJob:
 
     def put(self, rid: str, start: int, states: list[Array], ids: Array) -> None:
         """Takes rows of one of the batch's requests from the ring."""
-        self._deliver(self.join.put(self._sample_of[rid], start, states, ids))
+        sample = self._sample_of[rid]
+        if self._watch is not None:
+            statistics, alarms = self._watch
+            alarms.raise_for(self.batch.samples[sample].row, start, statistics.look(states))
+        if sample in self.looks:
+            self.looks[sample].first(start, states)
+        self._deliver(self.join.put(sample, start, states, ids))
 
     def lost(self, rid: str, reason: str) -> None:
         """Hears that a request's states couldn't be taken."""
         self.fail(self._sample_of[rid], "other", reason)
+
+    def found(self, kind: str, finding: dict[str, Any]) -> None:
+        """Hears what the scheduler process found for a sample that is looked at."""
+        sample = self._sample_of[str(finding["rid"])]
+        if kind == "next_token" and finding.get("end") == len(self.token_ids[sample]):
+            self._next_tokens[sample] = finding
+
+    def judge_looks(self) -> None:
+        """Gives up samples whose second capture or next token says that their states are wrong."""
+        for sample, look in self.looks.items():
+            if self.join.failed(sample):
+                continue
+            gap = float(self._next_tokens.get(sample, {}).get("gap", 0.0))
+            wrong = look.difference()
+            if gap > TOKEN_GAP:
+                wrong = (
+                    f"the engine's next token is {gap:.3f} of the largest logit below the maximum of lm_head "
+                    "over final_normed"
+                )
+            if wrong:
+                self.fail(sample, "bad_states", wrong)
 
     def fail(self, sample: int, kind: FailureKind, reason: str) -> None:
         """Gives a sample up."""
@@ -96,8 +143,7 @@ class CaptureJob:
 
     def finish(self, engine: str, intake: Intake, answered: float) -> None:
         """Completes the batch: rows that haven't come by now never will."""
-        for rid in self.rids:
-            intake.forget(rid)
+        self._forget_routes(intake)
         for i in range(len(self.rids)):
             missing = self.join.missing_rows(i)
             if missing:
@@ -114,8 +160,7 @@ class CaptureJob:
 
     def break_off(self, intake: Intake, error: BaseException | None) -> None:
         """Ends the job before its time: with an error, or cancelled."""
-        for rid in self.rids:
-            intake.forget(rid)
+        self._forget_routes(intake)
         futures: list[Future[Any]] = [*self._segments, self._record]
         for future in futures:
             if error is None:
@@ -123,6 +168,11 @@ class CaptureJob:
             else:
                 with contextlib.suppress(InvalidStateError):
                     future.set_exception(error)
+
+    def _forget_routes(self, intake: Intake) -> None:
+        for rid in self.rids:
+            intake.forget(rid)
+            intake.forget(f"{rid}{AGAIN}")
 
     def _deliver(self, segments: Sequence[int]) -> None:
         for s in segments:

@@ -25,6 +25,9 @@ TOKEN_GAP = 0.02
 """How far below the maximum of lm_head over final_normed the engine's next token may be, as a share of the
 largest logit: a few bf16 steps."""
 
+RANKS_DIFFER = 0.01
+"""How far the norm of a token on one tensor-parallel rank may be from that on rank 0."""
+
 PASSED, FAILED, UNPROVABLE = "passed", "failed", "not provable here"
 Check = dict[str, Any]
 Report = dict[str, Any]
@@ -63,19 +66,25 @@ def judge_hooks(
     copying = sorted((int(h["dp_rank"]), int(h["tp_rank"])) for h in hooked if h["copies"])
     wanted = [(r, 0) for r in range(replicas)]
     checks.append(check("rank 0 of each replica copies, no other", copying == wanted, f"copying: {copying}"))
-    lists = sorted({tuple(h["consulted"]) for h in hooked})
-    asked = [capture.boundaries]
-    checks.append(
-        check("the decoder loop consults the boundaries", lists == asked, f"{lists}, asked {asked}")
-    )
+    lists = sorted({tuple(sorted([*h["consulted"], *h["read_at_layers"]])) for h in hooked})
+    places = f"{list(lists)}, asked {[capture.boundaries]}"
+    checks.append(check("every boundary is taken once", lists == [capture.boundaries], places))
     kept = all(h["contract_kept"] for h in hooked)
     checks.append(check("the wrapper's contract is untouched", kept, "capture_aux_hidden_states is False"))
     return checks
 
 
+def collector_is_wrong(checks: Sequence[Check], hooked: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether boundaries that the model's collector gave aren't what the layers read."""
+    collected = {f"identity of {b}" for h in hooked for b in h["consulted"]}
+    return any(c["check"] in collected and c["status"] == FAILED for c in checks)
+
+
 def judge_identity(found: Mapping[str, Any], replica: int) -> Check:
     """What the attention read (or lm_head, for final) against what was captured."""
     name = f"identity of {found['state']}"
+    if "missing" in found:
+        return check(name, False, str(found["missing"]), replica)
     if "unprovable" in found:
         return check(name, None, str(found["unprovable"]), replica)
     median, worst = float(found["median"]), float(found["max"])
@@ -86,6 +95,29 @@ def judge_identity(found: Mapping[str, Any], replica: int) -> Check:
         detail += f"; against layer {found['neighbour']}: {off:.2f}"
         passed = passed and off > NEIGHBOUR_FACTOR * median
     return check(name, passed, detail, replica)
+
+
+def judge_ranks(found: Mapping[str, Any], ranks: int, replica: int) -> list[Check]:
+    """Tensor-parallel ranks compute the same states: norms of every token, against those of rank 0.
+
+    Args:
+        found: what the scheduler processes said of the proof, by kind.
+        ranks: of the replica.
+        replica: which.
+    """
+    if ranks < 2:
+        return []
+    own = found.get("identity", {}).get("norms", {})
+    worst = 0.0
+    for rank in range(1, ranks):
+        others = found.get(f"rank {rank}", {}).get("norms", {})
+        if not others:
+            return [check("ranks agree", False, f"rank {rank} said nothing", replica)]
+        for state, norms in others.items():
+            difference = np.abs(np.subtract(norms, own[state])) / np.maximum(own[state], 1e-30)
+            worst = max(worst, float(difference.max()))
+    detail = f"norms of {ranks} ranks differ by {worst:.2g} at most"
+    return [check("ranks agree", worst < RANKS_DIFFER, detail, replica)]
 
 
 def judge_token(found: Mapping[str, Any] | None, replica: int) -> list[Check]:
@@ -141,14 +173,24 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
     return [
         f"capture: {report['engine']} runs {report['model']} on SGLang {report['sglang']}; hook on "
         f"{where.get('hooked')} in {len(processes)} scheduler process(es), pid {pids}",
-        f"states: {', '.join(map(str, report['states']))} by {where.get('setter')}; the decoder loop "
-        f"consults {where.get('consulted')}",
+        f"states: {', '.join(map(str, report['states']))}; {_sources(where)}",
         "identity: "
         + ("; ".join(f"{c['check'][12:]} {_short(c)}" for c in identity) or "nothing to compare"),
         "outputs: " + "; ".join(f"{c['check']}: {c['status']}" for c in outputs),
         f"proof: {count[PASSED]} checks passed, {count[FAILED]} failed, {count[UNPROVABLE]} not provable here"
         + (f" ({rest})" if rest else ""),
     ]
+
+
+def _sources(where: Mapping[str, Any]) -> str:
+    """Where the boundaries come from."""
+    said = []
+    if where.get("consulted"):
+        said.append(f"{where['consulted']} by the model's own collector, {where['setter']}")
+    if where.get("read_at_layers"):
+        why = f" ({where['why_at_layers']})" if where["why_at_layers"] else ""
+        said.append(f"{where['read_at_layers']} at {', '.join(where['places'])} of their layers{why}")
+    return "; ".join(said) or "no boundaries below N"
 
 
 def _short(c: Check) -> str:

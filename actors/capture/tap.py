@@ -45,6 +45,19 @@ class Request:
     row: int
 
 
+@dataclass(frozen=True)
+class Part:
+    """One tensor of a forward.
+
+    Attributes:
+        states: indices into the layout's states, in the order in which the tensor holds them.
+        tensor: [rows or more, len(states) * H]; None where the place that gives it wasn't passed.
+    """
+
+    states: list[int]
+    tensor: torch.Tensor | None
+
+
 class WrongStates(Exception):
     """A forward gave states of another number, shape or element type than asked for."""
 
@@ -60,17 +73,13 @@ class Tap:
 
     Args:
         layout: states, hidden size and element type that are asked for.
-        num_boundaries: how many of the states are boundaries, which the model's collector gives.
         ring: where to.
         channel: where blocks are published.
         device: of the model; "cuda" pins the ring.
     """
 
-    def __init__(
-        self, layout: Layout, num_boundaries: int, ring: RingProducer, channel: Channel, device: str
-    ) -> None:
+    def __init__(self, layout: Layout, ring: RingProducer, channel: Channel, device: str) -> None:
         self._layout = layout
-        self._num_boundaries = num_boundaries
         self._dtype: torch.dtype = getattr(torch, layout.dtype)
         self._ring = ring
         self._channel = channel
@@ -84,37 +93,28 @@ class Tap:
         self._queue: queue.SimpleQueue[tuple[Any, dict[str, Any]]] = queue.SimpleQueue()
         threading.Thread(target=self._publish, name="hsdump-publish", daemon=True).start()
 
-    def take(
-        self,
-        requests: Sequence[Request],
-        aux: torch.Tensor | Sequence[torch.Tensor] | None,
-        final: torch.Tensor | None,
-        final_normed: torch.Tensor,
-        input_ids: torch.Tensor,
-    ) -> None:
+    def take(self, requests: Sequence[Request], parts: Sequence[Part], input_ids: torch.Tensor) -> None:
         """Starts copying the rows of a forward; returns before they are there.
 
         Args:
             requests: which rows are whose.
-            aux: the collector's [rows, K*H], or K tensors [rows, H].
-            final: boundary N [rows, H].
-            final_normed: what the inner model returned [rows, H].
+            parts: every state of the layout, in any order.
             input_ids: [rows].
 
         Raises:
             WrongStates: number, shape or element type isn't what was asked for.
         """
         rows = max(r.row + r.rows for r in requests)
-        sources = self._sources(rows, aux, final, final_normed)
+        sources = self._sources(rows, parts)
         ids = input_ids[:rows].to(torch.int32)
         sizes = [aligned(s.numel() * s.element_size()) for _, s in sources]
         offset = self._ring.take(sum(sizes) + aligned(rows * ID_BYTES))
         if offset is None:
             return
-        parts, at = [], 0
+        places, at = [], 0
         placed: list[tuple[torch.Tensor, int]] = []
         for (states, source), size in zip(sources, sizes, strict=True):
-            parts.append({"states": states, "at": at})
+            places.append({"states": states, "at": at})
             placed.append((source, offset + at))
             at += size
         placed.append((ids, offset + at))
@@ -125,7 +125,7 @@ class Tap:
             "waited_s": self._ring.waited_s,
             "offset": offset,
             "rows": rows,
-            "parts": parts,
+            "parts": places,
             "ids_at": at,
             "requests": [[r.rid, r.start, r.rows, r.row] for r in requests],
         }
@@ -135,35 +135,22 @@ class Tap:
         """Sends a message after every block that was taken before it."""
         self._queue.put((None, message))
 
-    def _sources(
-        self,
-        rows: int,
-        aux: torch.Tensor | Sequence[torch.Tensor] | None,
-        final: torch.Tensor | None,
-        final_normed: torch.Tensor,
-    ) -> list[tuple[list[int], torch.Tensor]]:
-        b, hidden = self._num_boundaries, self._layout.hidden_size
+    def _sources(self, rows: int, parts: Sequence[Part]) -> list[tuple[list[int], torch.Tensor]]:
+        names, hidden = self._layout.states, self._layout.hidden_size
         sources: list[tuple[list[int], torch.Tensor]] = []
-        if isinstance(aux, torch.Tensor):
-            sources.append((list(range(b)), aux))
-        elif b:
-            if aux is None or len(aux) != b:
-                raise WrongStates(
-                    f"the collector gave {0 if aux is None else len(aux)} states, {b} were asked"
-                )
-            sources += [([k], state) for k, state in enumerate(aux)]
-        for name, tensor in (("final", final), ("final_normed", final_normed)):
-            if name in self._layout.states:
-                if tensor is None:
-                    raise WrongStates(f"this model's final norm didn't give {name}")
-                sources.append(([self._layout.states.index(name)], tensor))
-        for states, tensor in sources:
-            want = (rows, len(states) * hidden)
-            if tensor.dim() != 2 or tensor.shape[0] < rows or tensor.shape[1] != want[1]:
-                raise WrongStates(f"states {states} have shape {tuple(tensor.shape)}, {want} was asked")
+        for part in parts:
+            asked = ", ".join(str(names[k]) for k in part.states)
+            tensor, width = part.tensor, len(part.states) * hidden
+            if tensor is None:
+                raise WrongStates(f"the model's forward didn't pass where {asked} would be read")
+            if tensor.dim() != 2 or tensor.shape[0] < rows or tensor.shape[1] != width:
+                raise WrongStates(f"{asked} came as {tuple(tensor.shape)}, {(rows, width)} was asked")
             if tensor.dtype != self._dtype:
-                raise WrongStates(f"states {states} are {tensor.dtype}, the dump holds {self._dtype}")
-        return [(states, tensor[:rows]) for states, tensor in sources]
+                raise WrongStates(f"{asked} came as {tensor.dtype}, the dump holds {self._dtype}")
+            sources.append((part.states, tensor[:rows]))
+        if sorted(k for states, _ in sources for k in states) != list(range(len(names))):
+            raise WrongStates(f"{sum(len(s) for s, _ in sources)} states came, {len(names)} were asked")
+        return sources
 
     def _copy(self, placed: Sequence[tuple[torch.Tensor, int]]) -> Any:
         if self._stream is None:

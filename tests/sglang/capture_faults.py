@@ -8,6 +8,7 @@ from typing import Any
 from actors.capture.captured import CapturedModel
 from actors.capture.collector import CONTRACT_FLAG, Collector
 from actors.capture.hook import HookSpec, run_scheduler_with_hook
+from actors.capture.layer_inputs import LayerInputs
 
 
 def one_layer_off(spec: HookSpec, *args: Any, **kwargs: Any) -> None:
@@ -22,16 +23,15 @@ def one_layer_off(spec: HookSpec, *args: Any, **kwargs: Any) -> None:
     run_scheduler_with_hook(spec, *args, **kwargs)
 
 
-def setter_one_layer_off(spec: HookSpec, *args: Any, **kwargs: Any) -> None:
-    """The model's setters mean another layer than they say."""
-    from sglang.srt.models.llama import LlamaForCausalLM
+def every_place_one_layer_off(spec: HookSpec, *args: Any, **kwargs: Any) -> None:
+    """The collector and the places at the layers' inputs are one off."""
+    watch = LayerInputs.__init__
 
-    def off(self: Any, layer_ids: list[int]) -> None:
-        self.model.layers_to_capture = [i + 2 for i in layer_ids]
+    def init_one_off(self: LayerInputs, layers: Any, boundaries: Sequence[int]) -> None:
+        watch(self, [*layers[1:], layers[-1]], boundaries)
 
-    LlamaForCausalLM.set_dflash_layers_to_capture = off
-    LlamaForCausalLM.set_eagle3_layers_to_capture = off
-    run_scheduler_with_hook(spec, *args, **kwargs)
+    LayerInputs.__init__ = init_one_off
+    one_layer_off(spec, *args, **kwargs)
 
 
 def models_own_flag(spec: HookSpec, *args: Any, **kwargs: Any) -> None:

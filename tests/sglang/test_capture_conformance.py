@@ -1,58 +1,70 @@
-"""Every family's captured states against Hugging Face in float32, token by token."""
+"""Every family's captured states against Hugging Face in float32, token by token; `make models` keeps the rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_models
-from capture_support import Reference, assert_right, engine_spec, random_ids, running, states_of, submit
-
-from actors.capture.proof import report_lines
-from actors.capture.session import CaptureSession
+from conformance import Case, run
 
 pytestmark = pytest.mark.slow
 
-BOUNDARIES = {"llama": [0, 2, 4, 7], "qwen3": [1, 2, 5], "qwen3_moe": [0, 3, 7], "deepseek_v3": [0, 2, 4, 7]}
-# A router that tips the other way moves single tokens of a mixture of experts far.
-P99 = {"llama": 0.1, "qwen3": 0.1, "qwen3_moe": 0.35, "deepseek_v3": 0.35}
+N = tiny_models.LAYERS
+FAMILIES = (
+    "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gemma3", "deepseek_v2",
+    "deepseek_v3", "kimi_k25",
+)  # fmt: skip
+CASES = {family: Case(family) for family in FAMILIES} | {
+    "llama-chunk-64": Case("llama", chunk=64, boundaries=(2, 4, 7)),
+    "llama-float16": Case("llama", dtype="float16", chunk=2048, boundaries=(2, 4, 7)),
+    "llama-float32": Case("llama", dtype="float32", chunk=2048, boundaries=(2, 4, 7)),
+}
+READ_AT_LAYERS = {"mixtral": "no setter", "gemma3": "the proof found the collector's states wrong"}
+"""Families whose own collector is missing or wrong in this release, with the reason that the proof found."""
 
 
-@pytest.fixture(scope="module", params=list(BOUNDARIES))
-def family(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(scope="module", params=list(CASES))
+def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def model(family: str, models_dir: Path) -> Path:
-    return tiny_models.make(family, models_dir)
+def row(
+    name: str, models_dir: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[str, Any]:
+    found = {"case": name, **run(CASES[name], models_dir, tmp_path_factory.mktemp("logs"))}
+    kept = request.config.getoption("--models-results")
+    if kept:
+        path = Path(kept)
+        rows = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(rows | {name: found}, indent=1) + "\n")
+    return found
 
 
-@pytest.fixture(scope="module")
-def session(family: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CaptureSession]:
-    spec = engine_spec(model, BOUNDARIES[family], tmp_path_factory.mktemp("logs"))
-    with running(spec) as session:
-        yield session
+def test_states_equal_hugging_face_token_by_token(row: dict[str, Any], name: str) -> None:
+    assert row.get("refused") is None
+    assert row["wrong"] == []
+    boundaries = CASES[name].boundaries or (0, 1, 2, N // 2, N - 1)
+    assert [s["state"] for s in row["states"]] == [*boundaries, "final", "final_normed"]
 
 
-def test_states_equal_hugging_face_token_by_token(session: CaptureSession, family: str, model: Path) -> None:
-    ids = random_ids([5, 33, 300, 700, 128], seed=1)
-    record, captured = states_of(session, submit(session, ids))
-    assert [o.failure for o in record.outcomes] == [None] * len(ids)
-    reference = Reference(model)
-    states = session._spec.capture.layout.states
-    assert states == (*BOUNDARIES[family], "final", "final_normed")
-    assert_right(states, captured, [reference.states(x) for x in ids], P99[family])
+def test_the_proof_passes_with_nothing_left_unproved(row: dict[str, Any]) -> None:
+    assert row["not_provable"] == []
+    states = [s["state"] for s in row["states"] if s["state"] != "final_normed"]
+    assert {f"identity of {s}" for s in states} <= set(row["proof"])
 
 
-def test_the_proof_passes_and_says_where_the_hook_is(session: CaptureSession, family: str) -> None:
-    report = session.start().result(0).capture_report
-    assert report["passed"]
-    assert report["not_provable"] == []
-    assert {c["status"] for c in report["checks"]} == {"passed"}
-    proved = {c["check"] for c in report["checks"]}
-    assert {f"identity of {b}" for b in [*BOUNDARIES[family], "final"]} <= proved
-    lines = report_lines(report)
-    assert len(lines) == 5
-    assert report["processes"][0]["hooked"] in lines[0]
+def test_boundaries_come_from_the_models_own_collector_where_it_is_right(
+    row: dict[str, Any], name: str
+) -> None:
+    asked = [s["state"] for s in row["states"] if isinstance(s["state"], int)]
+    family = CASES[name].family
+    if family in READ_AT_LAYERS:
+        assert (row["consulted"], row["read_at_layers"]) == ([], asked)
+        assert READ_AT_LAYERS[family] in row["why_at_layers"]
+    else:
+        assert row["consulted"] == [b for b in asked if b]
+        assert row["read_at_layers"] == [b for b in asked if not b]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from actors.capture.intake import Intake
 from actors.capture.ring import ALIGNMENT, RingAllocator, RingMemory, RingProducer, aligned, available_bytes
-from actors.capture.tap import Request, Tap, WrongStates, block_bytes
+from actors.capture.tap import Part, Request, Tap, WrongStates, block_bytes
 from actors.capture.wire import ChannelClosed, Listener, connect
 from storage.errors import ConfigError, ResourceError
 from storage.layout import Layout
@@ -73,6 +73,9 @@ class Collected:
     def lost(self, rid, reason):
         self.lost_reasons.append(reason)
 
+    def found(self, kind, finding):
+        pass
+
 
 def rows_like(seed, n):
     import torch
@@ -90,15 +93,18 @@ def producer(address, token, forwards, packed):
     memory = RingMemory(descriptor, message["size"])
     tap_holder = []
     ring = RingProducer(channel, memory, lambda m: tap_holder[0].send({"fenced": m["fence"]}))
-    tap = Tap(LAYOUT, 2, ring, channel, "cpu")
+    tap = Tap(LAYOUT, ring, channel, "cpu")
     tap_holder.append(tap)
     for i in range(forwards):
         n = 3 + i % 50
         states = [rows_like(4 * i + k, n + 2) for k in range(4)]  # two rows of padding
-        aux = torch.cat(states[:2], dim=1) if packed else states[:2]
+        collected = [Part([0, 1], torch.cat(states[:2], dim=1))]
+        if not packed:
+            collected = [Part([1], states[1]), Part([0], states[0])]
         rid = f"hs:{i}:last" if i == forwards - 1 else f"hs:{i}"
         requests = [Request(rid, 10, n - 1, 0), Request("hs:other", 0, 1, n - 1)]
-        tap.take(requests, aux, states[2], states[3], torch.arange(n + 2))
+        parts = [*collected, Part([2], states[2]), Part([3], states[3])]
+        tap.take(requests, parts, torch.arange(n + 2))
     threading.Event().wait(20 if forwards else 0)
 
 
@@ -200,18 +206,20 @@ def test_states_of_another_number_shape_or_type_are_not_taken():
     import torch
 
     pair = Pair(64)
-    tap = Tap(LAYOUT, 2, pair.ring, pair.channel, "cpu")
+    tap = Tap(LAYOUT, pair.ring, pair.channel, "cpu")
     good, request, ids = rows_like(0, 3), [Request("hs:1", 0, 3, 0)], torch.arange(3)
-    for aux, final in (
-        ([good], good),
-        (None, good),
-        ([good, good[:2]], good),
-        ([good, good.float()], good),
-        (torch.cat([good] * 3, dim=1), good),
-        ([good, good], None),
+    last = [Part([2], good), Part([3], good)]
+    for parts in (
+        last,
+        [Part([0], good), *last],
+        [Part([0], good), Part([0], good), *last],
+        [Part([0], good), Part([1], good[:2]), *last],
+        [Part([0], good), Part([1], good.float()), *last],
+        [Part([0, 1], torch.cat([good] * 3, dim=1)), *last],
+        [Part([0, 1], torch.cat([good] * 2, dim=1)), Part([2], None), Part([3], good)],
     ):
         with pytest.raises(WrongStates):
-            tap.take(request, aux, final, good, ids)
+            tap.take(request, parts, ids)
 
 
 def test_a_peer_that_does_not_know_the_token_is_not_let_in():
