@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 from actors.capture.boundary import resolve_boundaries
-from actors.capture.flags import check_flags
+from actors.capture.flags import check_flags, check_names, declared_fields
 from actors.capture.model_info import ModelInfo, read_model_info
 from actors.models import local_model
 from cluster.config import MarkersPolicy, PromptsConfig, RunConfig, local_path
@@ -93,6 +93,10 @@ def resolve(config: RunConfig, start: Path) -> Run:
         UserError: the first thing that can't work, with the remedy.
     """
     check_flags(config.engine.args)
+    real = config.engine.kind == "sglang"  # a synthetic engine's arguments are its faults
+    known = declared_fields() if real and config.engine.args else ()
+    if known:  # where SGLang isn't installed, the engine's own start says so
+        check_names(config.engine.args, known)
     here = local_path(config.model.path, start)
     source = here if Path(here).is_dir() else config.model.path
     model_path = local_model(source, config.model.revision)

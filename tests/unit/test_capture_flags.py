@@ -1,13 +1,18 @@
+import sys
+
 import pytest
 
 from actors.capture.boundary import capture_spec
 from actors.capture.flags import (
     DECIDED,
+    FORCED_ON,
     REFUSED,
+    REFUSED_PREFIXES,
     capture_memory,
     check_flags,
     check_names,
     chunk_tokens,
+    declared_fields,
     forward_bytes,
     refused_flags,
     ring_bytes,
@@ -62,6 +67,35 @@ def test_flags_that_would_make_a_dump_silently_wrong_are_refused_by_name(given):
     (name,) = given
     with pytest.raises(CaptureRefused, match=rf"{name}=.*take it out of the run file"):
         check_flags(given)
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *(f"{prefix}x" for prefix in REFUSED_PREFIXES)])
+def test_every_refused_flag_is_named_with_its_reason(name):
+    with pytest.raises(CaptureRefused, match=rf"{name}='x' \(\w+.*\); take it out of the run file"):
+        check_flags({name: "x"})
+
+
+ALIASES = {"model", "tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size"}
+OLDER = {
+    "disable_piecewise_cuda_graph", "enable_piecewise_cuda_graph", "enable_nsa_prefill_context_parallel",
+    "enable_prefill_context_parallel",
+}  # fmt: skip
+"""Names that releases before the installed one have; harmless if it doesn't know them."""
+
+
+def test_refused_and_forced_flags_are_flags_of_the_installed_sglang():
+    """A misspelt refusal would never refuse anything."""
+    known = set(declared_fields())
+    assert len(known) > 300
+    assert {*DECIDED, *REFUSED, *FORCED_ON} - known <= ALIASES | OLDER
+    assert all(any(name.startswith(p) for name in known) for p in REFUSED_PREFIXES)
+
+
+def test_an_unknown_argument_is_found_without_sglang_being_imported():
+    check_names(["mem_fraction_static", "--attention-backend"], declared_fields())
+    with pytest.raises(ConfigError, match="did you mean attention_backend"):
+        check_names(["attention_backand"], declared_fields())
+    assert "sglang" not in sys.modules
 
 
 @pytest.mark.parametrize(
