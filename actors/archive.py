@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from actors.ledger import Ledger
 from actors.messages import SealedShard
+from actors.patience import Patience
 from actors.rows import Rows, State
 from actors.run_messages import CoordinatorSpec
 from storage.claims import first_free, revoke
@@ -28,7 +29,7 @@ _SPARE_SHARDS = 64
 
 
 class Archive:
-    """One dump. Everything that touches the storage runs in a thread.
+    """One dump. Everything that touches the storage runs in a thread, and waits there for one that fails.
 
     Args:
         spec: of the coordinator.
@@ -41,6 +42,7 @@ class Archive:
     def __init__(self, spec: CoordinatorSpec) -> None:
         self._spec = spec
         self._store = Store(spec.dump_url)
+        self._patience = Patience(spec.full_timeout_s)
         self._sealed_up_to = -1
         self._capacity = 0
         self.tokens = 0
@@ -56,9 +58,9 @@ class Archive:
 
         Raises:
             ResourceError: a sample needs more bytes than may be in flight on a node.
-            StorageError: the dump can't be read.
+            StorageError: the dump can't be read, for too long.
         """
-        return await asyncio.to_thread(self._load)
+        return await asyncio.to_thread(self._patience.call, self._load)
 
     def _load(self) -> tuple[Ledger, frozenset[int]]:
         spec = self._spec
@@ -101,10 +103,12 @@ class Archive:
 
         Raises:
             CorruptDump: the manifests disagree with the ledger.
-            StorageError: writing failed.
+            StorageError: writing failed, for too long.
         """
         counts = ledger.counts()
-        account = await asyncio.to_thread(lambda: finalise(self._store, self._outcomes(ledger.rows)))
+        account = await asyncio.to_thread(
+            self._patience.call, lambda: finalise(self._store, self._outcomes(ledger.rows))
+        )
         if (account.rows, account.committed) != (counts.total, counts.committed):
             raise CorruptDump(
                 f"{self.url}: {account.committed} of {account.rows} rows are committed by the "
