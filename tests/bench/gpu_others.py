@@ -47,13 +47,6 @@ def run_others(bench: Bench, cases: list[str]) -> None:
         arms = {baselines.PLAIN: samples(0.5), baselines.TORCH_SAVE: samples(TORCH_SAVE_PART)}
         arguments = (stock_args(bench), arms, rounds, window, capture)
         one_process(bench, "torch-save", baselines.serve, arguments)
-    if "return-hidden-states" in cases:
-        # Not beside another arm: an engine started for it copies every request's states.
-        args = {**stock_args(bench), "enable_return_hidden_states": True}
-        arms = {baselines.RETURN_HIDDEN: samples(RETURN_HIDDEN_PART)}
-        one_process(bench, "return-hidden-states", baselines.serve, (args, arms, rounds, window, None))
-    if "plain-stock" in cases:
-        one_process(bench, "plain-stock", baselines.serve, (stock_args(bench), plain, rounds, window, None))
     if "plain-default" in cases:
         args = {**default_args(bench), "log_level": "warning"}
         one_process(bench, "plain-default", baselines.serve, (args, plain, rounds, window, None))
@@ -61,6 +54,13 @@ def run_others(bench: Bench, cases: list[str]) -> None:
         gpu, seconds = bool(bench.options.gpus), bench.options.seconds
         arguments = (str(bench.model), samples(1.0), capture.boundaries, seconds, gpu)
         one_process(bench, "hf", baselines.hugging_face, arguments)
+    if "return-hidden-states" in cases:
+        # Not beside another arm: an engine started for it copies every request's states.
+        args = {**stock_args(bench), "enable_return_hidden_states": True}
+        arms = {baselines.RETURN_HIDDEN: samples(RETURN_HIDDEN_PART)}
+        one_process(bench, "return-hidden-states", baselines.serve, (args, arms, rounds, window, None))
+    if "plain-stock" in cases:
+        one_process(bench, "plain-stock", baselines.serve, (stock_args(bench), plain, rounds, window, None))
 
 
 def stock_args(bench: Bench) -> dict[str, Any]:
