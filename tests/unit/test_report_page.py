@@ -1,0 +1,135 @@
+"""The report of a dump in headless Chromium: no network, no errors, on a desk and on a phone, light and dark."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_dumps import make_dump
+from playwright.sync_api import Browser, sync_playwright
+
+from cluster.page.build import report
+from cluster.page.statistics import read_statistics
+from cluster.preview import Stretch
+from storage.errors import OutputError
+from storage.layout import Layout
+from storage.reader import open_dump
+
+pytestmark = pytest.mark.slow
+
+LAYOUT = Layout(states=(0, 2, "final"), hidden_size=64, chunk_rows=4, shard_rows=256)
+HOSTILE = "</script><script>document.title = 'hacked'</script>"
+TIMELINE = [
+    {"s": 2.0 * i, "captured_tokens": 100 * i, "committed_tokens": 90 * i, "in_flight_bytes": 5, "engines": 1,
+     "busy_s": 1.9 * i, "waiting_s": 0.1 * i, "write_s": 0.4 * i, "seal_s": 0.2 * i, "ring_wait_s": 0.0,
+     "bottleneck": "engine"}
+    for i in range(12)
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.fail("the test needs Chromium: apt-get install chromium")
+    with sync_playwright() as playwright:
+        # Whatever isn't on the page has nowhere to come from.
+        offline = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND"]
+        started = playwright.chromium.launch(executable_path=program, args=offline)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    store = make_dump(folder, [9, 20, 30, 64, 100], layout=LAYOUT, skipped=[1])
+    store.replace("run.json", json.dumps({"work_seconds": 24.0, "timeline": TIMELINE}).encode())
+    with pytest.MonkeyPatch.context() as patch:
+        # The made-up model has no tokenizer; other people's text is what could break out of the page.
+        patch.setattr("cluster.page.facts.load_tokenizer", lambda path: object())
+        pieces = (Stretch(HOSTILE, False), Stretch("an answer", True))
+        patch.setattr("cluster.page.facts.stretches", lambda tokenizer, ids, mask: pieces)
+        report(str(folder), None)
+    return folder / "report.html"
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+)
+def test_the_page_renders_without_the_network(
+    browser: Browser, page_file: Path, width: int, scheme: Any
+) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    said: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(page_file.as_uri())
+    page.wait_for_selector("#plot-outliers .main-svg")
+    assert said == []
+    assert asked == [page_file.as_uri()]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, "it scrolls sideways"
+    assert page.locator(".js-plotly-plot").count() == 5
+    for plot in page.locator(".js-plotly-plot").all():
+        box = plot.bounding_box()
+        assert box is not None
+        assert 250 < box["width"] <= width
+    text, back = page.evaluate(
+        "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
+    )
+    assert (brightness(text) > brightness(back)) == (scheme == "dark")
+    axis = page.evaluate("getComputedStyle(document.querySelector('.xtick text')).fill")
+    assert (brightness(axis) > brightness(back)) == (scheme == "dark"), (
+        "plots keep the other scheme's colours"
+    )
+    context.close()
+
+
+def brightness(colour: str) -> float:
+    return sum(map(float, colour[colour.index("(") + 1 : -1].split(",")[:3]))
+
+
+def test_samples_can_be_browsed_and_are_text_only(browser: Browser, page_file: Path) -> None:
+    page = browser.new_page()
+    page.goto(page_file.as_uri())
+    page.locator("#list button").nth(1).click()
+    assert page.locator("#sample-id").inner_text() == "sample 2/../é"
+    assert page.locator("#sample-text").inner_text() == HOSTILE + "an answer"
+    assert page.locator("#sample-text mark").inner_text() == "an answer"
+    assert page.title() != "hacked"
+    page.locator("#filter").fill("sample 4")
+    assert page.locator("#list button:visible").count() == 1
+
+
+def test_the_page_says_what_is_missing(page_file: Path, tmp_path: Path) -> None:
+    text = page_file.read_text()
+    assert "5 rows = <b>4</b> committed + <b>1</b> skipped + <b>0</b> failed" in text
+    assert "too long" in text
+    assert "Not verified yet" in text
+    make_dump(tmp_path, [9, 9], finish=False)
+    report(str(tmp_path), None)
+    assert "not finished" in (tmp_path / "report.html").read_text()
+
+
+def test_statistics_are_those_of_the_states(tmp_path: Path) -> None:
+    make_dump(tmp_path, [9, 20, 30], layout=LAYOUT)
+    dump = open_dump(str(tmp_path))
+    found = read_statistics(dump)
+    assert found is not None
+    expected = np.concatenate([s.states(2).float().norm(dim=-1).numpy() for s in dump])
+    assert found.tokens == 59
+    np.testing.assert_allclose(np.sort(found.states[1].norms), np.sort(expected), rtol=1e-6)
+
+
+def test_a_report_that_cant_be_written_says_where(tmp_path: Path) -> None:
+    make_dump(tmp_path, [9])
+    with pytest.raises(OutputError, match="no/such"):
+        report(str(tmp_path), str(tmp_path / "no/such/file.html"))
