@@ -130,4 +130,4 @@ def thin_out(lengths: np.ndarray[Any, Any], tokens: int) -> list[int]:
     """Rows of about ``tokens`` tokens, longest first as a run takes them, with the lengths' distribution."""
     order = np.argsort(-lengths, kind="stable")
     step = max(1, round(int(lengths.sum()) / max(1, tokens)))
-    return [int(row) for row in order[step // 2 :: step]]
+    return [int(row) for row in order[min(step // 2, len(order) - 1) :: step]]
