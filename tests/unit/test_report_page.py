@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,10 @@ TIMELINE = [
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    if shutil.which("chromium") is None:
+        subprocess.run(["apt-get", "update", "-qq"], check=True)
+        subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", "chromium"], check=True)
     program = shutil.which("chromium")
-    if program is None:
-        pytest.fail("the test needs Chromium: apt-get install chromium")
     with sync_playwright() as playwright:
         # Whatever isn't on the page has nowhere to come from.
         offline = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND"]
