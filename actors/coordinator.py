@@ -283,7 +283,7 @@ class Coordinator:
             self._ledger.committed(shard.rows)
             self._archive.sealed(shard)
             self._meter.lap()
-        if ack.sealed or ack.written:
+        if ack.sealed:
             self._brakes.works_again()
         self._wake()
 
