@@ -87,6 +87,9 @@ class _ReadAndDrop:
     def lost(self, rid: str, reason: str) -> None:
         self.lost_reason = reason
 
+    def found(self, kind: str, finding: dict[str, Any]) -> None:
+        """A check in the scheduler process; none is asked for."""
+
 
 class BenchSession(CaptureSession):
     """A capture session that can also be asked for passes."""
