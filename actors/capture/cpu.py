@@ -8,6 +8,8 @@ import sys
 import warnings
 from pathlib import Path
 
+from actors.capture import adapter
+
 STANDIN = Path(__file__).with_name("standin")
 """Folder with the stand-in `sgl_kernel` package."""
 
@@ -42,9 +44,8 @@ def register_mla_handler() -> None:
     SGLang's default for a backend that it doesn't know is the MHA path, whose heads don't fit the latent KV
     pool. The absorbed path does.
     """
-    try:
-        from sglang.srt.models.deepseek_common import attention_backend_handler as handlers
-    except ImportError:
+    handlers = adapter.mla_handlers()
+    if handlers is None:
         return
     handlers.AttentionBackendRegistry.register(
         "torch_native", lambda attention, batch: handlers._dispatch_mla_subtype(attention, batch)

@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from actors.capture import adapter
 from actors.capture.hook import HookSpec
 from actors.capture.lifeline import run_detokenizer
 from actors.messages import EngineSpec
@@ -55,6 +56,11 @@ class EngineProcess:
         # Its own exit handler would end every child of this process, other people's too.
         atexit.unregister(self.engine.shutdown)
         self._children = [p for p in multiprocessing.active_children() if p.pid not in self._others]
+
+    @property
+    def replica_argument(self) -> str:
+        """The request argument that names a data-parallel replica."""
+        return adapter.replica_argument(self.engine.async_generate)
 
     @property
     def max_sample_tokens(self) -> int:

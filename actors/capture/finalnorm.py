@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from actors.capture import adapter
 from actors.capture.residual import ResidualTap
 
 
@@ -35,9 +36,8 @@ class FinalNormTap(ResidualTap):
 
 
 def _watch_residual_streams(tap: FinalNormTap) -> None:
-    try:
-        from sglang.srt.layers.layer_boundary.residual import batch
-    except ImportError:  # before 0.5.23 the norm module is all there is
+    batch = adapter.residual_streams()
+    if batch is None:  # the norm module is all there is
         return
     original = batch.final_norm
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from actors.capture.adapter import installed_fields as installed_fields
 from actors.capture.ring import aligned
 from actors.messages import EngineSpec
 from storage.errors import CaptureRefused, ConfigError
@@ -163,14 +164,6 @@ def check_names(given: Iterable[str], known: Iterable[str]) -> None:
         raise ConfigError(f"engine.args: this SGLang has no argument {written!r}{hint}")
 
 
-def installed_fields() -> tuple[str, ...]:
-    """Names of the installed SGLang's server arguments; imports SGLang, which takes seconds."""
-    from sglang.srt.server_args import ServerArgs
-
-    declared: Iterable[str] = getattr(ServerArgs, "__struct_fields__", ()) or ServerArgs.__dataclass_fields__
-    return tuple(str(name) for name in declared if not str(name).startswith("_"))
-
-
 def declared_fields() -> tuple[str, ...]:
     """Names of the installed SGLang's server arguments, read from its source; empty where there is no SGLang.
 
@@ -242,7 +235,7 @@ def server_args(spec: EngineSpec, fields: Iterable[str]) -> dict[str, Any]:
 
     Args:
         spec: the engine.
-        fields: the installed SGLang's arguments, from `installed_fields`.
+        fields: the installed SGLang's arguments, from `adapter.installed_fields`.
 
     Raises:
         CaptureRefused: an argument that capture can't live with.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import storage.errors
-from actors.capture import cpu, flags
+from actors.capture import adapter, cpu, flags
 from actors.capture.engine import (
     EngineProcess,
     SchedulerFunction,
@@ -185,7 +185,7 @@ class EngineHost:
         check_gpus(spec)
         if spec.gpus == 0:
             cpu.prepare_environment()
-        arguments = flags.server_args(spec, flags.installed_fields())
+        arguments = flags.server_args(spec, adapter.installed_fields())
         layout = spec.capture.layout
         self._intake = Intake(layout, flags.ring_bytes(spec), self._process_gone)
         stem = str(Path(spec.log_dir).absolute() / spec.name)
@@ -211,6 +211,8 @@ class EngineHost:
         gib = {name: round(size / 2**30, 2) for name, size in memory.items()}
         for line in (*report_lines(report), f"capture takes at most {gib} GiB on each replica"):
             logger.info("%s", line)
+        if report["warning"]:
+            logger.warning("%s: %s", self.spec.name, report["warning"])
         return SessionInfo(
             tuple(int(h["pid"]) for h in report["processes"]),
             self.max_tokens,

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from actors.capture import adapter
 from actors.capture.residual import ResidualTap
 from storage.errors import CaptureRefused
 
 INPUT_NORMS = ("input_layernorm", "attention_norm", "ln_1", "norm1", "operator_norm")
-STAGE = "attn_boundary"
 
 
 def input_norm(layer: Any) -> Any:
@@ -67,10 +67,10 @@ class LayerInputs:
             self._off = False
 
     def _watch(self, layer: Any, tap: ResidualTap) -> str:
-        stage: Any = getattr(layer, STAGE, None)
-        if stage is not None and hasattr(stage, "capture_output"):
-            stage.prepare = self._asking(stage.prepare, tap)
-            return f"{STAGE}.prepare"
+        entry = adapter.layer_entry(layer)
+        if entry is not None:
+            entry.prepare = self._asking(entry.prepare, tap)
+            return "attn_boundary.prepare"
         norm = input_norm(layer)
         if not isinstance(norm, torch.nn.Module):
             raise CaptureRefused(f"{type(layer).__name__} has no input norm where its input could be read")

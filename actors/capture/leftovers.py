@@ -6,10 +6,11 @@ Engines are killed, not asked: by the kernel with their parent, by Ray with thei
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 from pathlib import Path
 from typing import Any
+
+from actors.capture import adapter
 
 
 def unname_progress_lock() -> None:
@@ -29,8 +30,7 @@ def move_load_snapshot(folder: Path) -> None:
     A scheduler publishes its load for routers in ``/dev/shm/sglang_loads_*`` and never removes the file. Nobody
     asks for it here; a reader that doesn't find it goes on without.
     """
-    with contextlib.suppress(ImportError):  # older releases have no such module, and no such file
-        from sglang.srt.managers import load_snapshot
-
-        named: Any = load_snapshot.shm_path_for
-        load_snapshot.shm_path_for = lambda ipc_name: str(folder / Path(named(ipc_name)).name)
+    snapshots = adapter.load_snapshots()
+    if snapshots is not None:
+        named: Any = snapshots.shm_path_for
+        snapshots.shm_path_for = lambda ipc_name: str(folder / Path(named(ipc_name)).name)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from actors.capture.adapter import untried
 from actors.capture.engine import EngineProcess
 from actors.capture.forwards import AT_LAYERS, OFF, PROOF
 from actors.capture.intake import Array, Intake
@@ -88,6 +89,7 @@ async def prove(
     head = {
         "engine": spec.name,
         "sglang": str(sglang.__version__),
+        "warning": untried(str(sglang.__version__)),
         "model": str(intake.hooked[0]["model"]) if intake.hooked else model.architecture,
         "model_path": spec.model_path,
         "states": list(spec.capture.layout.states),
@@ -108,7 +110,7 @@ async def _change_place(engine: EngineProcess, intake: Intake, spec: EngineSpec,
     """Has every rank of every replica read boundaries at the layers' inputs from now on."""
     for replica in range(spec.replicas):
         rid = f"{AT_LAYERS}{spec.run_id}:{spec.name}:{replica}"
-        await engine.prefill(tokens.tolist(), rid, **_where(spec, replica))
+        await engine.prefill(tokens.tolist(), rid, **_where(engine, spec, replica))
     await asyncio.wrap_future(intake.fence())
     # Ranks that own no rows have no ring, and so no fence: their word comes when it comes.
     with contextlib.suppress(TimeoutError):
@@ -125,8 +127,8 @@ async def _hear_all_ranks(sink: _ProbeSink, ranks: int) -> None:
                 await asyncio.sleep(0.02)
 
 
-def _where(spec: EngineSpec, replica: int) -> dict[str, Any]:
-    return {"data_parallel_rank": replica} if spec.replicas > 1 else {}
+def _where(engine: EngineProcess, spec: EngineSpec, replica: int) -> dict[str, Any]:
+    return {engine.replica_argument: replica} if spec.replicas > 1 else {}
 
 
 async def _prove_replica(
@@ -138,7 +140,9 @@ async def _prove_replica(
     answers: list[dict[str, Any]] = []
     for rid, sink in zip(rids, sinks, strict=True):
         intake.route(rid, sink)
-        answers.append(await engine.prefill(tokens.tolist(), rid, NEW_TOKENS, **_where(spec, replica)))
+        answers.append(
+            await engine.prefill(tokens.tolist(), rid, NEW_TOKENS, **_where(engine, spec, replica))
+        )
         await asyncio.wrap_future(intake.fence())
         if sink is sinks[0]:
             await _hear_all_ranks(sink, ranks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from conformance import Case
@@ -19,6 +21,8 @@ CPU_ARGS: dict[str, Any] = {"mem_fraction_static": 0.1, "max_total_tokens": 8192
 UNFUSED: dict[str, Any] = {"enforce_disable_flashinfer_allreduce_fusion": True}
 FUSED: dict[str, Any] = {"flashinfer_allreduce_fusion_backend": "trtllm"}
 """trtllm doesn't use NVLink multicast; its kernels are compiled at the first start."""
+
+FIRST_PORT = 21_000
 
 SLOWEST_FIRST = ("kimi_k25", "deepseek_v3", "gpt_oss", "deepseek_v2", "qwen3_moe", "mixtral", "gemma3")
 DENSE = ("gemma2", "llama", "qwen2", "qwen3", "mistral", "phi3")
@@ -39,14 +43,24 @@ def cases(gpus: int, cpu: bool = False) -> dict[str, Case]:
     def two(family: str, replicas: int = 1, **args: Any) -> Case:
         return Case(family, base | args, gpus=0 if cpu else 2, replicas=replicas)
 
-    if gpus == 1:
-        found = {family: case(family) for family in (*SLOWEST_FIRST, *DENSE)}
-        found["llama-chunk-64"] = case("llama", chunk=64)
-        found["qwen3-chunk-4096"] = case("qwen3", chunk=4096)
-        found["llama-float16"] = case("llama", dtype="float16")
-        quantised = Case("llama", base | {"quantization": "fp8"}, gpus=0 if cpu else 1, quantised=True)
-        found["llama-fp8"] = quantised
-        return found
+    found = _on_one(case, base, cpu) if gpus == 1 else _on_two(two)
+    # Engines that start together would draw the same port now and then.
+    return {
+        name: dataclasses.replace(c, args={**c.args, "nccl_port": FIRST_PORT + i})
+        for i, (name, c) in enumerate(found.items())
+    }
+
+
+def _on_one(case: Callable[..., Case], base: dict[str, Any], cpu: bool) -> dict[str, Case]:
+    found = {family: case(family) for family in (*SLOWEST_FIRST, *DENSE)}
+    found["llama-chunk-64"] = case("llama", chunk=64)
+    found["qwen3-chunk-4096"] = case("qwen3", chunk=4096)
+    found["llama-float16"] = case("llama", dtype="float16")
+    found["llama-fp8"] = Case("llama", base | {"quantization": "fp8"}, gpus=0 if cpu else 1, quantised=True)
+    return found
+
+
+def _on_two(two: Callable[..., Case]) -> dict[str, Case]:
     return {
         "deepseek_v3-tp2-fused": two("deepseek_v3", **FUSED),
         "deepseek_v3-tp2": two("deepseek_v3", **UNFUSED),

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -23,6 +21,8 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/sglang"), str(ROOT / "tests/gpu")]
+
+import conformance_results  # noqa: E402
 
 RESULTS = "models-gpu.json"
 
@@ -86,14 +86,14 @@ def run_all(args: argparse.Namespace) -> int:
             del running[name]
             rows.append(outcome(name, args, over))
             print(line(rows[-1], time.monotonic() - begun), flush=True)
-            write(rows, args)
+            conformance_results.write(args.out / RESULTS, rows)
         if over:
             rows += [
                 {"case": n, "right": False, "refused": "not started before the deadline"} for n in waiting
             ]
             break
         time.sleep(0.2)
-    write(rows, args)
+    conformance_results.write(args.out / RESULTS, rows)
     bad = [r["case"] for r in rows if not r["right"]]
     print(f"{len(rows) - len(bad)} of {len(rows)} cases right in {time.monotonic() - begun:.0f} s", *bad)
     return 1 if bad else 0
@@ -102,7 +102,7 @@ def run_all(args: argparse.Namespace) -> int:
 def start(name: str, args: argparse.Namespace) -> subprocess.Popen[bytes]:
     command = [sys.executable, __file__, str(args.out), "--gpus", str(args.gpus), "--one", name]
     log = (args.out / f"{name}.log").open("wb")
-    env = {**os.environ, "OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false"}
+    env = {**os.environ, "OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(
         command + (["--cpu"] if args.cpu else []),
         stdout=log,
@@ -134,29 +134,6 @@ def line(row: dict[str, Any], at_s: float) -> str:
     worst = max((s["median"] for s in states), default=float("nan"))
     said = "right" if row["right"] else row.get("refused") or "; ".join(row.get("wrong", []))
     return f"{at_s:5.0f} s  {row['case']:24} worst median {worst:.4f}  {said}"
-
-
-def write(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
-    head = {"host": host(), "date": datetime.date.today().isoformat(), "versions": versions()}
-    (args.out / RESULTS).write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
-
-
-def host() -> str:
-    asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        answer = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True)
-        return "; ".join(sorted(set(answer.stdout.strip().splitlines())))
-    return platform.processor() or platform.machine()
-
-
-def versions() -> dict[str, str]:
-    from importlib import metadata
-
-    found = {"python": platform.python_version()}
-    for name in ("sglang", "torch", "transformers"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 if __name__ == "__main__":

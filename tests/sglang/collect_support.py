@@ -46,9 +46,9 @@ def hsdump(*arguments: object, timeout_s: float = 400) -> subprocess.CompletedPr
 class Collecting:
     """A collect that goes on while the test acts on it."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, *options: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "cluster", "collect", str(run)],
+            [sys.executable, "-m", "cluster", "collect", str(run), *options],
             cwd=ROOT,
             text=True,
             stdout=subprocess.PIPE,

@@ -34,7 +34,7 @@ P99_DENSE, P99_MOE = 0.1, 0.35
 """A router that tips the other way moves single tokens of a mixture of experts far."""
 
 
-HARNESS = ("mem_fraction_static", "max_total_tokens", "sampling_backend", "grammar_backend")
+HARNESS = ("mem_fraction_static", "max_total_tokens", "sampling_backend", "grammar_backend", "nccl_port")
 """Arguments that only make room for several engines beside each other."""
 
 

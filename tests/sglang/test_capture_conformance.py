@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+import conformance_results
 import pytest
 import tiny_models
 from conformance import Case, run
@@ -36,11 +36,8 @@ def row(
     name: str, models_dir: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> dict[str, Any]:
     found = {"case": name, **run(CASES[name], models_dir, tmp_path_factory.mktemp("logs"))}
-    kept = request.config.getoption("--models-results")
-    if kept:
-        path = Path(kept)
-        rows = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps(rows | {name: found}, indent=1) + "\n")
+    if request.config.getoption("--models-results"):
+        conformance_results.keep(Path(request.config.getoption("--models-results")), found)
     return found
 
 
