@@ -16,6 +16,7 @@ from actors.archive import Archive
 from actors.brakes import Brakes
 from actors.carrier import Carrier
 from actors.crew import Crew
+from actors.departures import Departures
 from actors.failures import Failure, Fault
 from actors.figures import EngineTimes
 from actors.messages import EngineInfo, WriteAck, WriterInfo
@@ -118,14 +119,17 @@ class Coordinator:
     async def drain_engine(self, name: str) -> None:
         """Gives the engine no more work; returns when it has nothing in flight and is no longer known."""
         await self._ready()
-        if name not in self._ledger.engines:
-            return
-        self._ledger.drain_engine(name)
-        while name in self._ledger.engines and self._ledger.engines[name].batches:
-            await self._news.wait()
-        if name in self._ledger.engines:
-            self._crew.dismiss_engine(name)
-            self._wake()
+        await self._departures.engine(name)
+
+    async def drain_writer(self, name: str) -> None:
+        """Gives the writer no more work; returns when all it has is committed and it is no longer known."""
+        await self._ready()
+        await self._departures.writer(name)
+
+    async def evict(self, name: str, reason: str) -> None:
+        """Gives up an engine or a writer whose node goes away: nobody is blamed for the loss."""
+        await self._ready()
+        await self._departures.evict(name, reason)
 
     async def no_more_engines(self) -> None:
         """Says that no engine will be added any more: the loss of the last one ends the run."""
@@ -182,6 +186,9 @@ class Coordinator:
 
     # ---- the run
 
+    async def _change(self) -> None:
+        await self._news.wait()
+
     def _look_at_engines(self) -> None:
         engines = self._ledger.engines.all()
         self._times.look(
@@ -202,9 +209,8 @@ class Coordinator:
         self._ledger, known_shards = await self._archive.load()
         self._crew = Crew(spec, self._ledger, self._absorb, self._trouble, self._wake, self._spawn)
         self._crew.known_shards.update(known_shards)
-        self._carrier = Carrier(
-            spec.layout, self._ledger, self._crew, self._trouble, self._wake
-        )
+        self._departures = Departures(self._ledger, self._crew, self._change, self._wake)
+        self._carrier = Carrier(spec.layout, self._ledger, self._crew, self._trouble, self._wake)
 
     async def _lead(self) -> None:
         """Dispatches until the end is in sight or something stops it."""

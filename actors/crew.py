@@ -111,6 +111,11 @@ class Crew:
         self._ledger.dismiss_engine(name)
         _cancel(self.engines.pop(name))
 
+    def dismiss_writer(self, name: str) -> None:
+        """A drained writer that has committed everything is no longer part of the run."""
+        self._ledger.dismiss_writer(name)
+        _cancel(self.writers.pop(name))
+
     @property
     def waiting(self) -> str | None:
         """What a writer waits for, and with it the samples that are on their way to it; None if none does."""

@@ -154,6 +154,20 @@ class Ledger:
         """The writer gets no more work."""
         self.writers[name].draining = True
 
+    def expects(self, name: str) -> bool:
+        """Whether a batch that isn't over will end at the writer."""
+        return any(flight.writer.name == name for flight in self._flights.values())
+
+    def dismiss_writer(self, name: str) -> None:
+        """A drained writer leaves.
+
+        Raises:
+            ValueError: it has something that isn't committed.
+        """
+        if self.expects(name) or self.unsealed(name):
+            raise ValueError(f"{name} has batches or rows that aren't committed")
+        self.writers.remove(name)
+
     def unsealed(self, name: str) -> int:
         """Rows that the writer holds and hasn't sealed."""
         return len(self.rows.written_by(self.writers[name].number))

@@ -6,30 +6,48 @@ import importlib.metadata
 import json
 import platform
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
 
 from actors.run_messages import RunSummary
+from cluster.admission import Admission
 from cluster.config import load_run
 from cluster.driver import Driver
 from cluster.fleet import Fleet
-from cluster.output import check_nodes_see, open_output, ship_prompts
-from cluster.placement import Node, gpus_per_engine, place_engines, read_nodes
+from cluster.output import open_output
+from cluster.placement import gpus_per_engine, place_engines, read_nodes
 from cluster.repair import repair_before_run
 from cluster.report import say, say_account, say_next_steps, say_prepared
 from cluster.run import Run, resolve
-from cluster.session import connect
+from cluster.session import NAMESPACE, Session, connect
 from cluster.specs import coordinator_spec, engine_spec, writer_spec
+from cluster.tenure import Tenure, hold
+from cluster.watch import Watch
 from storage.dump import ROOT_KEY, DumpHeader, check_identity, open_or_create, read_header
 from storage.errors import IncompleteRun, OutputError
 from storage.files import Store
+from storage.lease import LEASE_FOLDER
 from storage.prompts import PreparedSummary, prepare, prompts_identity, read_prepared
 from storage.table import read_account
 
 RUN_KEY = "run.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run that completed leaves in memory.
+
+    Attributes:
+        timeline: looks at it at even distances.
+    """
+
+    summary: RunSummary
+    timeline: Sequence[Mapping[str, Any]]
+    session: Session
 
 
 def collect(run_file: str, overrides: Sequence[str], *, address: str | None, start: Path) -> None:
@@ -48,23 +66,51 @@ def collect(run_file: str, overrides: Sequence[str], *, address: str | None, sta
     config = load_run(run_file, overrides)
     run = resolve(config, start)
     store = open_output(config.output, start)
-    header, prepared = _open_dump(store, run)
-    done = read_account(store)
-    if done is not None and done.rows == prepared.rows and done.failed == 0:
-        say(f"{store.url} is complete: nothing to do")
-        say_account(done, header.layout)
+    refuse_foreign(store)
+    if (
+        read_prepared(store) is not None
+        and store.exists(ROOT_KEY)
+        and _is_complete(store, *_open_dump(store, run))
+    ):
         return
-    if done is not None or store.list("manifest"):
+    with hold(store, run.run_id) as tenure:
+        outcome = collect_into(store, run, address, tenure)
+    if outcome is not None:
+        say_next_steps(store.url, outcome.session)
+
+
+def collect_into(store: Store, run: Run, address: str | None, tenure: Tenure) -> Outcome | None:
+    """Runs a resolved job on an output that is this process's own.
+
+    Returns:
+        How it ended; None if there was nothing to do.
+
+    Raises:
+        UserError: something to mend.
+        IncompleteRun: the run ended and samples are failed or missing.
+        LeaseLost: another run took the output over.
+    """
+    header, prepared = _open_dump(store, run)
+    if _is_complete(store, header, prepared):
+        return None
+    if read_account(store) is not None or store.list("manifest"):
         say(f"resuming {store.url}")
     repair_before_run(store)
-    with connect(address, config.limits.object_store_bytes) as session:
-        nodes = read_nodes()
+    config, started = run.config, time.time()
+    namespace = NAMESPACE + run.run_id
+    with connect(address, config.limits.object_store_bytes, namespace) as session, Watch() as watch:
+        watch.export(run.run_id)
+        nodes = [n for n in read_nodes() if not n.draining]
         gpus = gpus_per_engine(config.engine.gpus, nodes)
-        places = place_engines(nodes, gpus, config.engine.count)
-        fleet = _fleet(store, run, header, gpus, nodes, session.log_dir)
-        started = time.time()
-        driver = Driver(store, config, fleet, gpus, coordinator_spec(run, header.layout, nodes, store.url))
-        summary = driver.run(nodes, places)
+        if not config.engine.wait_for_nodes_s:
+            place_engines(nodes, gpus, config.engine.count)
+        head = ray.get_runtime_context().get_node_id()
+        admission = Admission(store, run.run_id, head if config.writers.place == "head" else None)
+        admission.admit(nodes)
+        engine = engine_spec(run, header.layout, gpus, store.url, str(session.log_dir))
+        fleet = Fleet(engine, writer_spec(run, store.url))
+        coordinator = coordinator_spec(run, header.layout, nodes, store.url)
+        summary = Driver(store, config, fleet, gpus, coordinator, admission, tenure, watch).run(nodes)
     _record(store, run, session.log_dir, started, summary)
     account = summary.account
     if account is None:
@@ -73,17 +119,26 @@ def collect(run_file: str, overrides: Sequence[str], *, address: str | None, sta
             "command goes on from there"
         )
     say_account(account, header.layout)
-    say_next_steps(store.url, session)
     if account.failed:
         raise IncompleteRun(
             f"{account.failed} of {account.rows} rows failed; `hsdump inspect {store.url}` lists the reasons, and "
             "the same command tries them again"
         )
+    return Outcome(summary, watch.timeline, session)
+
+
+def _is_complete(store: Store, header: DumpHeader, prepared: PreparedSummary) -> bool:
+    """Whether nothing is left to do, which is then said."""
+    done = read_account(store)
+    if done is None or done.rows != prepared.rows or done.failed:
+        return False
+    say(f"{store.url} is complete: nothing to do")
+    say_account(done, header.layout)
+    return True
 
 
 def _open_dump(store: Store, run: Run) -> tuple[DumpHeader, PreparedSummary]:
     """Prepares the prompts and makes the dump, or recognises the ones that are there."""
-    refuse_foreign(store)
     prepared = read_prepared(store)
     if prepared is not None and store.exists(ROOT_KEY):
         header = read_header(store)
@@ -103,27 +158,12 @@ def refuse_foreign(store: Store) -> None:
     if root is None or not root.exists():
         return
     names = {p.name for p in root.iterdir()}
-    ours = {"zarr.json", "prompts", ".tmp"}
+    ours = {"zarr.json", "prompts", LEASE_FOLDER, ".tmp"}
     if names and not names & ours:
         shown = ", ".join(sorted(names)[:3])
         raise OutputError(
             f"output {root}: holds something else ({shown}, ...); give a new or an empty folder"
         )
-
-
-def _fleet(
-    store: Store, run: Run, header: DumpHeader, gpus: int, nodes: Sequence[Node], log_dir: Path
-) -> Fleet:
-    config = run.config
-    seeing = nodes
-    prompts_urls: dict[str, str] = {}
-    if config.writers.place == "head":
-        head = ray.get_runtime_context().get_node_id()
-        seeing = [n for n in nodes if n.node_id == head]
-        prompts_urls = ship_prompts(store, [n for n in nodes if n.node_id != head], run.run_id)
-    check_nodes_see(store, seeing)
-    engine = engine_spec(run, header.layout, gpus, store.url, str(log_dir))
-    return Fleet(engine, writer_spec(run, store.url), prompts_urls)
 
 
 def _record(store: Store, run: Run, log_dir: Path, started: float, summary: RunSummary) -> None:

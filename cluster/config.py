@@ -104,6 +104,9 @@ class EngineConfig(_Section):
     """Data-parallel replicas inside one engine; divides gpus."""
     count: int | Literal["auto"] = "auto"
     """Engines in the cluster; `auto` fills every node's GPUs, and is one a node on CPUs."""
+    wait_for_nodes_s: float = Field(default=0, ge=0)
+    """How long a run without any engine waits for a node that takes one, in seconds; the cluster's autoscaler
+    is asked for `count` of them. 0 starts only if all of `count` fit, and ends when no engine is left."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Further SGLang server arguments, by their Python names. Those that capture depends on are refused."""
     load_timeout_s: float = Field(default=3600, gt=0)

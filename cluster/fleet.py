@@ -7,8 +7,8 @@ reload of the model.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,8 @@ _NO_GPU = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
 
 _SHUTDOWN_WAIT_S = 20.0
 _WRITER_START_S = 120.0
+_GIVE_UP_BEFORE_S = 10.0
+"""What is left on a leaving node so long before it goes, or in the last third of a short notice, is given up."""
 
 
 @dataclass
@@ -37,7 +39,8 @@ class Member:
     Attributes:
         info: None until it has started.
         created: ``time.monotonic()`` of its creation.
-        deadline: and by when it must have started.
+        deadline: by when it must have started, or be gone if it is leaving.
+        leaving: it was told to; nobody is started in its place on its account.
     """
 
     name: str
@@ -47,6 +50,17 @@ class Member:
     created: float
     deadline: float
     info: EngineInfo | WriterInfo | None = None
+    leaving: bool = False
+
+    def leave(self, by_unix_s: float | None) -> None:
+        """It is leaving, and given up some seconds before ``by_unix_s``; None gives it all the time."""
+        self.leaving = True
+        left_s = math.inf if by_unix_s is None else by_unix_s - time.time()
+        self.deadline = time.monotonic() + left_s - min(_GIVE_UP_BEFORE_S, left_s / 3)
+
+    def overdue(self, now_s: float) -> bool:
+        """Whether it should have started, or be gone, by ``now_s``."""
+        return (self.leaving or self.info is None) and now_s > self.deadline
 
 
 class Fleet:
@@ -55,24 +69,27 @@ class Fleet:
     Args:
         engine: what every engine has in common; name and log folder are filled in.
         writer: what every writer has in common.
-        prompts_urls: node id -> folder that holds prompts/ there, where it isn't the dump itself.
     """
 
-    def __init__(self, engine: EngineSpec, writer: WriterSpec, prompts_urls: dict[str, str]) -> None:
+    def __init__(self, engine: EngineSpec, writer: WriterSpec) -> None:
         self._engine = engine
         self._writer = writer
-        self._prompts_urls = prompts_urls
         self._made = {"engine": 0, "writer": 0}
         self.engines: dict[str, Member] = {}
         self.writers: dict[str, Member] = {}
 
-    def add_engine(self, node_id: str) -> Member:
-        """Starts an engine on a node; its ``started`` resolves to an EngineInfo, minutes later."""
-        spec = replace(
-            self._engine,
-            name=self._name("engine"),
-            prompts_url=self._prompts_urls.get(node_id, self._engine.prompts_url),
-        )
+    def __contains__(self, name: str) -> bool:
+        return name in self.engines or name in self.writers
+
+    def add_engine(self, node_id: str, prompts_url: str | None = None) -> Member:
+        """Starts an engine on a node; its ``started`` resolves to an EngineInfo, minutes later.
+
+        Args:
+            node_id: the node.
+            prompts_url: folder that holds prompts/ there, where it isn't the dump itself.
+        """
+        prompts_url = prompts_url or self._engine.prompts_url
+        spec = replace(self._engine, name=self._name("engine"), prompts_url=prompts_url)
         cls = SyntheticEngine if spec.kind == "synthetic" else EngineActor
         handle = (
             ray.remote(cls)
@@ -123,11 +140,21 @@ class Fleet:
         """Whether ``name`` is a living engine rather than a writer."""
         return name in self.engines
 
-    def ready(self) -> Iterator[Member]:
+    def all(self) -> tuple[Member, ...]:
+        """Every member, writers first."""
+        return (*self.writers.values(), *self.engines.values())
+
+    def ready(self) -> list[Member]:
         """Members that have started, writers first."""
-        for member in (*self.writers.values(), *self.engines.values()):
-            if member.info is not None:
-                yield member
+        return [m for m in self.all() if m.info is not None]
+
+    def staying_engines(self) -> list[Member]:
+        """Engines that weren't told to leave."""
+        return [m for m in self.engines.values() if not m.leaving]
+
+    def staying_writers(self) -> list[Member]:
+        """Writers that weren't told to leave."""
+        return [m for m in self.writers.values() if not m.leaving]
 
     def quiesce(self) -> None:
         """Gives up what the engines have in flight and commits what the writers hold.

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from actors.capture import flags
 from actors.capture.boundary import BoundaryRow, boundary_table
+from cluster.admission import Admission
 from cluster.collect import refuse_foreign
 from cluster.config import RunConfig, load_run
 from cluster.forecast import (
@@ -36,7 +37,7 @@ from cluster.forecast import (
     size_problems,
 )
 from cluster.machine import gpu_bytes, this_machine
-from cluster.output import check_nodes_see, open_output
+from cluster.output import open_output
 from cluster.placement import Node, gpus_per_engine, place_engines, read_nodes
 from cluster.preview import Stretch, load_tokenizer, stretches
 from cluster.run import WEIGHT_SUFFIXES, Run, resolve
@@ -184,7 +185,7 @@ def _check_seen(config: RunConfig, store: Store, nodes: Sequence[Node]) -> None:
     root = store.local_root
     made = root is not None and not root.exists()
     try:
-        check_nodes_see(store, nodes)
+        Admission(store, "plan", None).admit(nodes)
     finally:
         if made and root is not None and root.exists():
             for folder in (root / ".tmp", root):

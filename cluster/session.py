@@ -14,6 +14,8 @@ import ray
 
 from storage.errors import ConfigError, ResourceError
 
+NAMESPACE = "hsdump-"
+"""Start of the Ray namespace of a run's actors; its run id follows."""
 _SHM_MIN_BYTES = 512 << 20
 _REACH_S = 10.0
 _DASHBOARD = Path(ray.__file__).parent / "dashboard/client/build"
@@ -36,12 +38,15 @@ class Session:
 
 
 @contextlib.contextmanager
-def connect(address: str | None, object_store_bytes: int | None) -> Iterator[Session]:
+def connect(
+    address: str | None, object_store_bytes: int | None, namespace: str | None = None
+) -> Iterator[Session]:
     """Connects to a cluster for as long as the context lasts.
 
     Args:
         address: of the cluster; None takes RAY_ADDRESS, or starts a local one.
         object_store_bytes: object store of a local one; None is Ray's default.
+        namespace: of the actors' names; None is one of its own that nobody knows.
 
     Raises:
         ConfigError: the address is of a Ray client server.
@@ -56,10 +61,13 @@ def connect(address: str | None, object_store_bytes: int | None) -> Iterator[Ses
         _require_shared_memory(object_store_bytes)
     try:
         if where:
-            context = ray.init(address=where, log_to_driver=False, logging_level=logging.WARNING)
+            context = ray.init(
+                address=where, namespace=namespace, log_to_driver=False, logging_level=logging.WARNING
+            )
         else:
             context = ray.init(
                 address="local",
+                namespace=namespace,
                 object_store_memory=object_store_bytes,
                 dashboard_host="127.0.0.1",
                 include_dashboard=_DASHBOARD.exists(),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from cluster.placement import Node, gpus_per_engine, place_engines
+from cluster.placement import Node, free_places, gpus_per_engine, place_engines
 from storage.errors import ResourceError
 
 
@@ -44,3 +46,16 @@ def test_gpus_are_used_where_there_are_any():
     assert gpus_per_engine("auto", [node("head"), node("a", 2)]) == 1
     assert gpus_per_engine("auto", [node("head")]) == 0
     assert gpus_per_engine(8, [node("head")]) == 8
+
+
+def test_a_draining_node_gets_nothing_and_its_engines_count_as_long_as_they_are_there():
+    nodes = [node("a", 8), replace(node("b", 8), drains_by_unix_s=1e12)]
+    assert place_engines(nodes, 8, "auto") == ["a"]
+    assert place_engines(nodes, 8, 2, taken=["b"]) == ["a"]
+    with pytest.raises(ResourceError, match="2 asked for"):
+        place_engines(nodes, 8, 2)
+
+
+def test_as_many_as_fit_are_placed_where_a_run_can_wait_for_the_rest():
+    assert free_places([node("a", 8)], 8, 3) == ["a"]
+    assert free_places([], 8, 3) == []
