@@ -7,7 +7,7 @@ PYTEST  = $(BIN)/python -m pytest
 DRAFTER = .cache/drafter
 PACKAGES = .cache/drafter-packages
 
-.PHONY: install demo demo-drafter test test-fast lint bench bench-storage bench-read bench-gpu clean
+.PHONY: install demo demo-drafter test test-fast chaos lint bench bench-storage bench-read bench-gpu models models-table test-oldest clean
 
 install: $(VENV)/.installed
 
@@ -51,6 +51,14 @@ demo-drafter: install $(MODEL)/config.json
 test: install $(MODEL)/config.json
 	$(PYTEST) -m 'not gpu'
 
+# Each fault in a cluster of its own, REPEAT times, or only those with FAULT in their name.
+REPEAT ?= 1
+chaos: install $(MODEL)/config.json
+	@failed=0; for round in $$(seq $(REPEAT)); do \
+	  echo "round $$round of $(REPEAT)"; \
+	  $(PYTEST) tests/chaos $(if $(FAULT),-k '$(FAULT)') || failed=$$((failed + 1)); \
+	done; echo "$$failed of $(REPEAT) rounds failed"; test $$failed = 0
+
 # Seconds, without Ray or SGLang: what one runs while writing code.
 test-fast: install
 	$(PYTEST) tests/unit -m 'not slow'
@@ -73,6 +81,20 @@ bench-read: install
 # On a host with GPUs, against the SGLang that is installed in $(VENV): make bench-gpu DIR=/data/scratch ARGS='--rounds 5'
 bench-gpu: install
 	$(BIN)/python tests/bench/bench_gpu.py $(if $(DIR),--dir $(DIR)) $(ARGS)
+
+# Every family against Hugging Face on this machine, and docs/models.md from what all machines measured.
+models: install
+	$(PYTEST) tests/sglang/test_capture_conformance.py --models-results bench/results/models-cpu.json
+	$(MAKE) models-table
+
+models-table: install
+	$(BIN)/python tests/sglang/conformance_results.py docs/models.md bench/results/models-*.json
+
+# The oldest supported SGLang before the installed one on the path, with the transformers that it pins.
+test-oldest: install
+	$(BIN)/pip install --quiet --no-deps --target .cache/oldest sglang==0.5.17 transformers==5.12.1
+	PYTHONPATH=.cache/oldest $(PYTEST) tests/sglang/test_capture_conformance.py \
+	    --models-results bench/results/models-oldest.json
 
 clean:
 	rm -rf $(VENV) .models dump-demo build dist *.egg-info
