@@ -19,7 +19,7 @@ from storage.sinks import ByteArray, ObjectSink
 
 StateDigest = xxhash.xxh3_64
 """What states are hashed with."""
-PIECE_BYTES = 512 << 10
+PIECE_BYTES = 256 << 10
 """Bytes that are hashed and then copied at a time: they are still in the cache for the second."""
 
 

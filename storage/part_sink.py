@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import queue
 import tempfile
@@ -15,6 +14,7 @@ from typing import IO, Protocol
 
 import numpy as np
 
+from storage.aligned import aligned_memory
 from storage.localdisk import storage_error
 from storage.sinks import ByteArray
 
@@ -86,7 +86,7 @@ class PartSink:
         self._next = 0
         self._spill: IO[bytes] | None = None
         # Rust holds a part's memory until it is sent; when it lets go, the buffer comes back here.
-        self._free: queue.SimpleQueue[mmap.mmap] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[ByteArray] = queue.SimpleQueue()
 
     def write_at(self, offset: int, data: ByteArray, pad_bytes: int = 0) -> None:
         """See `ObjectSink.write_at`."""
@@ -187,12 +187,9 @@ class PartSink:
         try:
             memory = self._free.get_nowait()
         except queue.Empty:
-            memory = mmap.mmap(-1, PART_BYTES)
-            with contextlib.suppress(
-                OSError, AttributeError
-            ):  # a kernel without huge pages is slower, not wrong
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        buffer = np.frombuffer(memory, np.uint8)
+            memory = aligned_memory(PART_BYTES)
+        # Of the memory's buffer, not of the array: parts cut out of it must refer to this one, whose end frees it.
+        buffer = np.frombuffer(memory.data, np.uint8)
         weakref.finalize(buffer, self._free.put, memory).atexit = False
         return buffer
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 import queue
 import threading
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from storage.aligned import aligned_memory
 from storage.errors import AlreadyExists, StorageError
 from storage.localdisk import (
     SINK_SUFFIX,
@@ -38,9 +38,9 @@ ALLOCATE_BYTES = 512 << 20
 BLOCK_BYTES = 4096
 """Alignment that O_DIRECT wants of offset, length and memory on every common disk."""
 
-_idle_buffers: list[mmap.mmap] = []
-
 ByteArray = npt.NDArray[np.uint8]
+
+_idle_buffers: list[ByteArray] = []
 
 
 class ObjectSink(Protocol):
@@ -90,11 +90,11 @@ class LocalSink:
         self._direct = self._direct_fd is not None
         self._ahead = self._direct and has_block_device(self._fd)
         self._allocated = 0
-        self._free: queue.SimpleQueue[mmap.mmap | None] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[ByteArray | None] = queue.SimpleQueue()
         for _ in range(BUFFERS):
             self._free.put(None)  # taken on first use: small objects need one
-        self._work: queue.SimpleQueue[tuple[mmap.mmap, int, int] | None] = queue.SimpleQueue()
-        self._buffer: mmap.mmap | None = None
+        self._work: queue.SimpleQueue[tuple[ByteArray, int, int] | None] = queue.SimpleQueue()
+        self._buffer: ByteArray | None = None
         self._start = self._fill = 0
         self._error: OSError | None = None
         self._open = True
@@ -117,10 +117,11 @@ class LocalSink:
             if self._buffer is not None and self._start + self._fill != offset + done:
                 self._submit()
             if self._buffer is None:
-                self._buffer = self._free.get() or _take_buffer()
+                used = self._free.get()
+                self._buffer = _take_buffer() if used is None else used
                 self._start, self._fill = offset + done, 0
             count = min(length - done, BUFFER_BYTES - self._fill)
-            fill(np.frombuffer(self._buffer, np.uint8, count, self._fill), done)
+            fill(self._buffer[self._fill : self._fill + count], done)
             self._fill += count
             done += count
             if self._fill == BUFFER_BYTES:
@@ -142,7 +143,7 @@ class LocalSink:
             buffer, start, length = item
             if self._error is None:
                 try:
-                    behind = self._write(memoryview(buffer)[:length], start, behind)
+                    behind = self._write(buffer.data[:length], start, behind)
                 except OSError as exc:
                     self._error = exc
             self._free.put(buffer)
@@ -239,16 +240,12 @@ class BufferSink:
         self._bytes = bytearray()
 
 
-def _take_buffer() -> mmap.mmap:
+def _take_buffer() -> ByteArray:
     """An aligned buffer of `BUFFER_BYTES`; used ones first, whose pages needn't be faulted in again."""
     try:
         return _idle_buffers.pop()
     except IndexError:
-        pass
-    buffer = mmap.mmap(-1, BUFFER_BYTES)
-    with contextlib.suppress(OSError, AttributeError):  # a kernel without huge pages is slower, not wrong
-        buffer.madvise(mmap.MADV_HUGEPAGE)
-    return buffer
+        return aligned_memory(BUFFER_BYTES)
 
 
 def _open_direct(path: Path) -> int | None:

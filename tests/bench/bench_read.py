@@ -10,21 +10,18 @@ measured. Speed is in bytes of states, padding apart.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import os
-import platform
 import random
-import resource
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench_storage import make_samples
+from on_disk import cpu_s, keep_rows, machine, options
 from readers import RANDOM, SEQUENTIAL, Corpus, Reader
 from storage_writers import hsdump_hashed, safetensors_per_sample, torch_per_sample
 
@@ -37,7 +34,6 @@ from storage.layout import Layout
 HIDDEN_SIZE = 7168
 COLD_SHARE = 0.95
 """Of the bytes that were asked for, to come from the disk in a cold row."""
-OUT = Path("bench/out/read.json")
 
 
 @dataclass(frozen=True)
@@ -103,20 +99,15 @@ def measure(read: Reader, corpus: Corpus, order: Sequence[int], folder: Path, co
     else:
         read(corpus, order)
     gc.collect()
-    disk, cpu_s, start_s = _disk_bytes(), _cpu_s(), time.perf_counter()
+    disk, before_s, start_s = _disk_bytes(), cpu_s(), time.perf_counter()
     read(corpus, order)
     wall_s = time.perf_counter() - start_s
-    return Run(wall_s, _cpu_s() - cpu_s, (_disk_bytes() - disk) / corpus.bytes_of(order))
+    return Run(wall_s, cpu_s() - before_s, (_disk_bytes() - disk) / corpus.bytes_of(order))
 
 
 def _disk_bytes() -> int:
     lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(lines["read_bytes"])
-
-
-def _cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 def bench(corpus: Corpus, pattern: str, cold: bool, rounds: int, root: Path) -> list[Row]:
@@ -158,18 +149,14 @@ def print_rows(rows: Sequence[Row]) -> None:
 
 def main() -> None:
     """Runs the bench."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--mib", type=int, default=1024, help="states, MiB; three times as much disk is used")
-    parser.add_argument("--dir", type=Path, default=Path("bench/out"), help="folder on the disk to measure")
-    args = parser.parse_args()
+    mib_help = "states, MiB; three times as much disk is used"
+    args = options(__doc__, rounds=5, mib=1024, mib_help=mib_help).parse_args()
     args.dir.mkdir(parents=True, exist_ok=True)
-    OUT.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         corpus = make_corpus(Path(folder), args.mib << 20)
         lengths = [sample.tokens for sample in corpus.samples]
         print(
-            f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {args.rounds} rounds; "
+            f"{machine()}; {args.rounds} rounds; "
             f"{len(lengths)} samples of {min(lengths)} to {max(lengths)} tokens, "
             f"{corpus.bytes_of(range(len(lengths))) / 2**20:.0f} MiB"
         )
@@ -180,8 +167,7 @@ def main() -> None:
             for row in bench(corpus, pattern, cold, args.rounds, Path(folder))
         ]
     print_rows(rows)
-    OUT.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    print(f"written to {OUT}")
+    keep_rows("read", rows)
 
 
 if __name__ == "__main__":

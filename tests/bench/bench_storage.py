@@ -1,30 +1,30 @@
 """How fast a dump is written: hsdump beside the disk itself and beside the formats that people use.
 
-    python tests/bench/bench_storage.py [--rounds 5] [--mib 896] [--dir FOLDER] [--states DUMP]
+    python tests/bench/bench_storage.py [--rounds 3] [--pairs 15] [--mib 1536] [--dir FOLDER] [--states DUMP]
 
-In every round all writers take turns on the same tensors, and each write ends when its bytes are durable. The
-medians over the rounds are printed and written to bench/out/storage.json. ``--dir`` must be on the disk that is
-to be measured. Speed is in bytes of states (padding apart); CPU seconds are of this process and its threads.
+All writers write the same tensors, and each write ends when its bytes are durable. A disk, a virtual one above
+all, is now faster and now slower, so a raw write goes before and after each other write, and what counts is the ratio
+between neighbours: ``ratio_to_raw`` is the median over the pairs. hsdump gets ``--pairs`` of them, the others
+``--rounds``. The medians are printed and written to bench/out/storage.json. ``--dir`` must be on the disk that is to
+be measured. Speed is in bytes of states (padding apart); CPU seconds are of this process and its threads.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import os
-import platform
-import resource
+import random
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from codec_table import print_codecs
+from on_disk import cpu_s, keep_rows, machine, options
 from storage_writers import PREPARE, WRITERS, States
 
 from storage.layout import Layout
@@ -32,9 +32,9 @@ from storage.layout import Layout
 HIDDEN_SIZES = (4096, 7168)
 NUM_STATES = 4
 MEAN_TOKENS, SIGMA, LONGEST = 1730, 0.7, 16_384
-SLOW = {"ckpt-gz": 24 << 20}
+SLOW = {"ckpt-gz": 24 << 20, "zarr-python-sharded": 512 << 20}
 """Writers that get only so many bytes."""
-OUT = Path("bench/out/storage.json")
+OURS = ("hsdump", "hsdump-hashed")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Row:
         writer: its name.
         hidden: H.
         mb_per_s: durable speed, 10^6 bytes of states a second.
-        ratio_to_raw: median over the rounds of its speed over the raw write's of the same round.
+        ratio_to_raw: median of its speed over that of the raw writes before and after it, taken together.
         cpu_s_per_gb: CPU seconds for 10^9 bytes of states.
     """
 
@@ -74,49 +74,73 @@ def make_samples(hidden_size: int, total_bytes: int, seed: int = 0) -> list[Stat
 
 
 def first_bytes(samples: Sequence[States], limit_bytes: int) -> list[States]:
-    """As much of the first sample as a slow writer can take."""
-    whole = samples[0]
-    tokens = min(whole.shape[1], max(1, limit_bytes // (whole.nbytes // whole.shape[1])))
-    return [np.ascontiguousarray(whole[:, :tokens])]
+    """As many samples as a slow writer can take, the last one cut."""
+    taken, left = [], limit_bytes
+    for states in samples:
+        tokens = min(states.shape[1], left // (states.nbytes // states.shape[1]))
+        if tokens == 0:
+            break
+        taken.append(np.ascontiguousarray(states[:, :tokens]))
+        left -= taken[-1].nbytes
+    return taken
 
 
-def measure(name: str, folder: Path, layout: Layout, samples: Sequence[States]) -> tuple[float, float]:
-    """MB/s and CPU seconds per GB of one durable write."""
+@dataclass(frozen=True)
+class Write:
+    """One durable write: seconds, CPU seconds, bytes of states."""
+
+    wall_s: float
+    cpu_s: float
+    bytes: int
+
+    @property
+    def mb_per_s(self) -> float:
+        """10^6 bytes a second."""
+        return self.bytes / self.wall_s / 1e6
+
+
+def measure(name: str, folder: Path, layout: Layout, samples: Sequence[States]) -> Write:
+    """One durable write into a new folder, which is gone afterwards."""
     if name in PREPARE:
         PREPARE[name](folder, layout)
     else:
         folder.mkdir()
     gc.collect()
     os.sync()  # what the one before has left to be written or discarded isn't this one's
-    before, start_s = _cpu_s(), time.perf_counter()
+    before, start_s = cpu_s(), time.perf_counter()
     WRITERS[name](folder, layout, samples)
-    wall_s, cpu_s = time.perf_counter() - start_s, _cpu_s() - before
+    wall_s, spent_s = time.perf_counter() - start_s, cpu_s() - before
     shutil.rmtree(folder)
-    size = sum(s.nbytes for s in samples)
-    return size / wall_s / 1e6, cpu_s / (size / 1e9)
+    return Write(wall_s, spent_s, sum(s.nbytes for s in samples))
 
 
-def _cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
-def bench(hidden_size: int, rounds: int, total_bytes: int, folder: Path) -> list[Row]:
-    """All writers in turn, several times over."""
+def bench(hidden_size: int, rounds: int, pairs: int, total_bytes: int, folder: Path) -> list[Row]:
+    """All writers in a random order, each between two raw writes."""
     layout = Layout(states=(2, 16, 29, "final"), hidden_size=hidden_size)
     samples = make_samples(hidden_size, total_bytes)
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in WRITERS}
-    names = list(WRITERS)
-    for number in range(rounds):
-        speeds = {}
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            given = first_bytes(samples, SLOW[name]) if name in SLOW else samples
-            speeds[name] = measure(name, folder / name, layout, given)
-        for name, (mb_per_s, cpu_s) in speeds.items():
-            found[name].append((mb_per_s, mb_per_s / speeds["raw"][0], cpu_s))
+    others = [name for name in WRITERS if name not in ("raw", *OURS)]
+    turns = pairs * list(OURS) + rounds * others
+    random.Random(hidden_size).shuffle(turns)
+    writes: dict[str, list[Write]] = {name: [] for name in WRITERS}
+    ratios: dict[str, list[float]] = {name: [] for name in WRITERS}
+    raw = measure("raw", folder / "raw", layout, samples)
+    for name in turns:
+        given = first_bytes(samples, SLOW[name]) if name in SLOW else samples
+        write = measure(name, folder / name, layout, given)
+        raw, before = measure("raw", folder / "raw", layout, samples), raw
+        writes[name].append(write)
+        writes["raw"].append(raw)
+        ratios[name].append(write.mb_per_s * (before.wall_s + raw.wall_s) / (before.bytes + raw.bytes) * 1e6)
+        ratios["raw"].append(raw.mb_per_s / before.mb_per_s)
     return [
-        Row(name, hidden_size, *(round(statistics.median(column), 3) for column in zip(*values, strict=True)))
-        for name, values in found.items()
+        Row(
+            name,
+            hidden_size,
+            round(statistics.median(w.mb_per_s for w in found), 1),
+            round(statistics.median(ratios[name]), 3),
+            round(statistics.median(w.cpu_s / (w.bytes / 1e9) for w in found), 3),
+        )
+        for name, found in writes.items()
     ]
 
 
@@ -132,24 +156,18 @@ def print_rows(rows: Sequence[Row]) -> None:
 
 def main() -> None:
     """Runs the bench."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--mib", type=int, default=1024, help="states in one write, MiB")
-    parser.add_argument("--dir", type=Path, default=Path("bench/out"), help="folder on the disk to measure")
+    parser = options(__doc__, rounds=3, mib=1536, mib_help="states in one write, MiB")
+    parser.add_argument("--pairs", type=int, default=15, help="writes of hsdump between raw ones")
     parser.add_argument("--states", default="dump-demo", help="dump whose states the codecs are tried on")
     args = parser.parse_args()
     args.dir.mkdir(parents=True, exist_ok=True)
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {args.rounds} rounds"
-    )
+    print(f"{machine()}; {args.pairs} pairs, {args.rounds} rounds of the others")
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         for hidden_size in HIDDEN_SIZES:
-            rows += bench(hidden_size, args.rounds, args.mib << 20, Path(folder))
+            rows += bench(hidden_size, args.rounds, args.pairs, args.mib << 20, Path(folder))
     print_rows(rows)
-    OUT.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    print(f"written to {OUT}")
+    keep_rows("storage", rows)
     print_codecs(args.states)
 
 

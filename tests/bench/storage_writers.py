@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ import tensorstore
 import torch
 import zarr
 
+from storage.aligned import aligned_memory
 from storage.dump import create_dump
 from storage.files import Store
 from storage.identity import Identity
@@ -34,13 +34,12 @@ Writer = Callable[[Path, Layout, Sequence[States]], None]
 
 
 def raw(folder: Path, layout: Layout, samples: Sequence[States]) -> None:
-    """As many bytes out of one aligned buffer with O_DIRECT, one file a shard: what the disk does.
+    """As many bytes out of one buffer in huge pages with O_DIRECT, one file a shard: what the disk does.
 
     Two writes at a time into space that was allocated before, as that is the fastest way.
     """
-    source = mmap.mmap(-1, RAW_WRITE_BYTES)
-    source.madvise(mmap.MADV_HUGEPAGE)
-    np.frombuffer(source, np.uint8)[:] = np.resize(samples[0].view(np.uint8).ravel(), RAW_WRITE_BYTES)
+    source = aligned_memory(RAW_WRITE_BYTES)
+    source[:] = np.resize(samples[0].view(np.uint8).ravel(), RAW_WRITE_BYTES)
     with ThreadPoolExecutor(RAW_DEPTH) as pool:
         for number, shard in enumerate(_shards(layout, samples)):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT
@@ -48,7 +47,7 @@ def raw(folder: Path, layout: Layout, samples: Sequence[States]) -> None:
             size = sum(layout.sample_bytes(s.shape[1]) for s in shard)
             os.posix_fallocate(fd, 0, size)
             starts = range(0, size, RAW_WRITE_BYTES)
-            list(pool.map(lambda at: os.pwrite(fd, memoryview(source)[: size - at], at), starts))  # noqa: B023
+            list(pool.map(lambda at: os.pwrite(fd, source.data[: size - at], at), starts))  # noqa: B023
             os.fsync(fd)
             os.close(fd)
     _fsync(folder)
