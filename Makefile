@@ -7,7 +7,7 @@ PYTEST  = $(BIN)/python -m pytest
 DRAFTER = .cache/drafter
 PACKAGES = .cache/drafter-packages
 
-.PHONY: install demo demo-drafter test test-fast chaos lint bench bench-storage bench-read bench-gpu models models-table test-oldest clean
+.PHONY: install demo demo-drafter test test-fast chaos lint bench bench-storage bench-read bench-gpu models models-table test-oldest docs clean
 
 install: $(VENV)/.installed
 
@@ -70,6 +70,10 @@ lint: install
 
 bench: install
 	$(BIN)/python tests/bench/bench_ledger.py
+
+docs: install
+	$(BIN)/python tests/docs/generate_pages.py
+	$(PYTEST) tests/docs
 
 # On the disk that holds this checkout, or on that of DIR: make bench-storage DIR=/data/scratch
 bench-storage: install

@@ -19,12 +19,18 @@ class Stretch:
 
 
 def load_tokenizer(model_path: str, trust_remote_code: bool = False) -> Any | None:
-    """The tokenizer in a model's folder; None where the folder isn't on this machine."""
+    """The tokenizer in a model's folder; None where it isn't on this machine or can't be loaded.
+
+    Its text is for people to look at: nothing depends on it, and no code of a model is run for it unasked.
+    """
     if not Path(model_path).is_dir():
         return None
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+    try:
+        return AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError):  # no tokenizer files, or ones that are code
+        return None
 
 
 def stretches(tokenizer: Any, ids: Sequence[int], mask: Sequence[int | bool]) -> tuple[Stretch, ...]:

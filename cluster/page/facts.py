@@ -126,10 +126,7 @@ def _json(store: Store, key: str) -> dict[str, Any] | None:
 
 def _browsed(dump: Dump) -> list[Browsed]:
     """Samples in the order of the prompt file, spread over it."""
-    try:
-        tokenizer = load_tokenizer(dump.header.model_path)
-    except HsdumpError:
-        tokenizer = None
+    tokenizer = load_tokenizer(dump.header.model_path)
     numbers = np.unique(np.linspace(0, len(dump) - 1, min(BROWSED, len(dump))).astype(int))
     return [_one(dump[int(n)], tokenizer) for n in numbers] if len(dump) else []
 
