@@ -7,7 +7,7 @@ PYTEST  = $(BIN)/python -m pytest
 DRAFTER = .cache/drafter
 PACKAGES = .cache/drafter-packages
 
-.PHONY: install demo demo-drafter test test-fast chaos lint bench bench-storage bench-read bench-gpu models models-table test-oldest docs clean
+.PHONY: install demo demo-drafter test test-fast chaos lint bench bench-storage bench-read bench-scale bench-balance bench-reference bench-gpu models models-table test-oldest docs clean
 
 install: $(VENV)/.installed
 
@@ -81,6 +81,17 @@ bench-storage: install
 
 bench-read: install
 	$(BIN)/python tests/bench/bench_read.py $(if $(DIR),--dir $(DIR))
+
+# All points take about half an hour on two cores; some: make bench-scale ARGS='--nodes 4 --samples 1000 10000'
+bench-scale: install
+	$(BIN)/python tests/bench/bench_scale.py $(if $(DIR),--dir $(DIR)) $(ARGS)
+
+bench-balance: install
+	$(BIN)/python tests/bench/bench_balance.py --ray $(ARGS)
+
+# 10,000 samples, 17.3 million tokens, every byte compared with the generator.
+bench-reference: install
+	$(BIN)/python tests/bench/bench_reference.py $(if $(DIR),--dir $(DIR)) $(ARGS)
 
 # On a host with GPUs, against the SGLang that is installed in $(VENV): make bench-gpu DIR=/data/scratch ARGS='--rounds 5'
 bench-gpu: install
