@@ -154,6 +154,7 @@ def _wrapped_in_kimi(text: Path, folder: Path) -> Path:
         "num_hidden_layers": 1,
         "hidden_size": 64,
         "intermediate_size": 64,
+        "vt_hidden_size": 64,
         "mm_hidden_size": 64,
         "text_hidden_size": HIDDEN,
     }
