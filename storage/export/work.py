@@ -184,6 +184,7 @@ def finish(plan: ExportPlan, done: Iterable[PartDone], serving: ServingIds) -> S
         plan.options.draft_vocab_size,
     )
     plan.dest.replace("draft_config.json", _json(config))
+    plan.dest.remove_sinks()  # of workers that were killed; no other is alive
     plan.dest.replace(RECORD_KEY, _json({**plan.record(), COMPLETE: True}))
     return Summary(
         sum(d.written for d in results),
