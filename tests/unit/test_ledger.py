@@ -305,6 +305,30 @@ def test_sample_that_the_answer_leaves_out_has_failed() -> None:
     assert ledger.rows.state(0) == State.PENDING
 
 
+def test_rows_that_went_down_with_a_shard_are_pending_again_without_blame() -> None:
+    ledger = with_crew(make_ledger([10] * 4, batch_samples=2), writers=2)
+    first, second = all_batches(ledger)
+    finish(ledger, first)
+    ledger.captured(second.batch_id, outcomes(second))
+    ledger.moved(second.batch_id)
+    kept, gone = rows(second)
+    ledger.written(second.batch_id, [kept], lost=[gone, *rows(first)])
+    ledger.shard_lost(second.writer, [gone, *rows(first)])
+    assert ledger.counts().written == 1
+    assert sorted(rows(next_batch(ledger))) == sorted([*rows(first), gone])[:2]
+    assert not ledger.rows.failures.any()
+    assert ledger.breaker.failures == 0
+
+
+def test_news_of_a_lost_shard_leaves_alone_what_is_with_another_writer_by_now() -> None:
+    ledger = with_crew(make_ledger([10] * 2), writers=2)
+    batch = next_batch(ledger)
+    finish(ledger, batch)
+    other = next(name for name in ("writer-0", "writer-1") if name != batch.writer)
+    ledger.shard_lost(other, rows(batch))
+    assert ledger.counts().written == 2
+
+
 def test_sample_that_the_writer_forgets_has_failed() -> None:
     ledger = with_crew(make_ledger([10]))
     batch = next_batch(ledger)

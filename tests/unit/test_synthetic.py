@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from actors.synthetic import synthetic_rows, synthetic_states
+from actors.synthetic import SyntheticFaults, synthetic_rows, synthetic_states
+from storage.errors import ConfigError
 from storage.layout import Layout
 
 
@@ -45,6 +46,25 @@ def test_sample_state_and_position_show_in_the_values() -> None:
     a, b = synthetic_states("a", 200, layout()), synthetic_states("b", 200, layout())
     for other in (b, np.roll(a, 1, axis=0), np.roll(a, 1, axis=1)):
         assert (a != other).any(axis=2).mean() > 0.99
+
+
+def test_fault_plan_may_be_for_some_engines_only() -> None:
+    plan = SyntheticFaults(tokens_per_s=100.0, jitter=0.5, die_at_sample=3, engines=("engine-1",))
+    assert plan.of("engine-1") is plan
+    assert plan.of("engine-0") == SyntheticFaults(tokens_per_s=100.0, jitter=0.5)
+
+
+def test_jitter_varies_the_time_of_a_sample_within_its_share() -> None:
+    plan = SyntheticFaults(tokens_per_s=100.0, jitter=0.5)
+    times = [plan.seconds(f"s{i}", 200) for i in range(500)]
+    assert 1.0 <= min(times) < 1.1
+    assert 2.9 < max(times) <= 3.0
+    assert plan.seconds("s7", 200) == times[7]
+
+
+def test_share_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="jitter 2"):
+        SyntheticFaults(jitter=2)
 
 
 def test_module_needs_neither_torch_nor_sglang() -> None:
