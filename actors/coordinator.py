@@ -19,6 +19,7 @@ from actors.crew import Crew
 from actors.departures import Departures
 from actors.failures import Failure, Fault
 from actors.figures import EngineTimes
+from actors.logs import log_to_file
 from actors.messages import EngineInfo, WriteAck, WriterInfo
 from actors.meter import Meter, peak_memory_bytes
 from actors.rows import State
@@ -39,6 +40,7 @@ class Coordinator:
     """
 
     def __init__(self, spec: CoordinatorSpec) -> None:
+        log_to_file(spec.log_dir, f"coordinator-{spec.generation}")
         self._spec = spec
         self._archive = Archive(spec)
         self._news = asyncio.Event()

@@ -22,6 +22,7 @@ import ray
 from actors.capture.job import CaptureJob
 from actors.capture.session import CaptureSession
 from actors.figures import Figures
+from actors.logs import log_to_file
 from actors.messages import Batch, BatchRecord, EngineInfo, EngineSpec
 from actors.models import local_model
 from actors.patience import Patience
@@ -38,6 +39,7 @@ class EngineActor:
     """Asynchronous actor; created by the driver, named ``engine-0``, ``engine-1``, ..."""
 
     def __init__(self, spec: EngineSpec) -> None:
+        log_to_file(spec.log_dir, spec.name)
         if not Path(spec.model_path).is_dir():
             spec = replace(spec, model_path=local_model(spec.model_source, spec.revision))
         self._spec = spec

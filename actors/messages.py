@@ -279,6 +279,7 @@ class WriterSpec:
         shard_bytes: a shard is sealed when its states reach this.
         shard_age_s: a shard is sealed when it has been open this long.
         idle_s: a shard is sealed when nothing was put for this long.
+        log_dir: where its log is kept on its node; empty keeps none.
         storage_timeout_s: longest time without success that failing storage is waited for.
     """
 
@@ -288,6 +289,7 @@ class WriterSpec:
     shard_bytes: int
     shard_age_s: float
     idle_s: float
+    log_dir: str = ""
     storage_timeout_s: float = 900.0
 
 

@@ -29,6 +29,7 @@ class CoordinatorSpec:
         tick_s: time between two looks at an engine or a writer.
         full_timeout_s: longest time without space at the output before the run stops.
         drain_timeout_s: longest wait for work in flight when the run ends by an error.
+        log_dir: where its log is kept on its node; empty keeps none.
     """
 
     dump_url: str
@@ -41,6 +42,7 @@ class CoordinatorSpec:
     tick_s: float = 5.0
     full_timeout_s: float = 600.0
     drain_timeout_s: float = 120.0
+    log_dir: str = ""
 
     def next_generation(self) -> CoordinatorSpec:
         """For the coordinator that replaces this one."""

@@ -21,6 +21,7 @@ import numpy as np
 import ray
 
 from actors.figures import Figures, timed
+from actors.logs import log_to_file
 from actors.messages import (
     Batch,
     BatchRecord,
@@ -48,6 +49,7 @@ class WriterActor:
     """Owns some shards of one dump; created by the driver, named ``writer-0``, ``writer-1``, ..."""
 
     def __init__(self, spec: WriterSpec) -> None:
+        log_to_file(spec.log_dir, spec.name)
         self._spec = spec
         self._store = Store(spec.dump_url)
         self._patience = Patience(spec.storage_timeout_s)

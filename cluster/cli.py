@@ -42,11 +42,14 @@ def collect(
             help="Ray cluster to use, `auto` for the one of this machine; default: start a local one."
         ),
     ] = None,
+    json_logs: Annotated[
+        bool, typer.Option("--json-logs", help="Print every line as a JSON object, for programs.")
+    ] = False,
 ) -> None:
     """Run the prompts through the model and leave a dump. Again on the same output: resume."""
     from cluster.collect import collect as run
 
-    run(run_file, overrides or (), address=address, start=Path.cwd())
+    run(run_file, overrides or (), address=address, start=Path.cwd(), json_logs=json_logs)
 
 
 @app.command()

@@ -18,6 +18,7 @@ from cluster.admission import Admission
 from cluster.config import load_run
 from cluster.driver import Driver
 from cluster.fleet import Fleet
+from cluster.lines import set_up_lines
 from cluster.output import open_output
 from cluster.placement import gpus_per_engine, place_engines, read_nodes
 from cluster.repair import repair_before_run
@@ -50,7 +51,9 @@ class Outcome:
     session: Session
 
 
-def collect(run_file: str, overrides: Sequence[str], *, address: str | None, start: Path) -> None:
+def collect(
+    run_file: str, overrides: Sequence[str], *, address: str | None, start: Path, json_logs: bool = False
+) -> None:
     """Runs the job to its end.
 
     Args:
@@ -58,11 +61,13 @@ def collect(run_file: str, overrides: Sequence[str], *, address: str | None, sta
         overrides: ``key.sub=value``.
         address: Ray cluster; None starts a local one, unless RAY_ADDRESS names one.
         start: folder that relative paths start from.
+        json_logs: every line is a JSON object.
 
     Raises:
         UserError: something to mend, found as early as it can be.
         IncompleteRun: the run ended and samples are failed or missing.
     """
+    set_up_lines(as_json=json_logs)
     config = load_run(run_file, overrides)
     run = resolve(config, start)
     store = open_output(config.output, start)
@@ -74,12 +79,14 @@ def collect(run_file: str, overrides: Sequence[str], *, address: str | None, sta
     ):
         return
     with hold(store, run.run_id) as tenure:
-        outcome = collect_into(store, run, address, tenure)
+        outcome = collect_into(store, run, address, tenure, json_logs)
     if outcome is not None:
         say_next_steps(store.url, outcome.session)
 
 
-def collect_into(store: Store, run: Run, address: str | None, tenure: Tenure) -> Outcome | None:
+def collect_into(
+    store: Store, run: Run, address: str | None, tenure: Tenure, json_logs: bool = False
+) -> Outcome | None:
     """Runs a resolved job on an output that is this process's own.
 
     Returns:
@@ -98,7 +105,7 @@ def collect_into(store: Store, run: Run, address: str | None, tenure: Tenure) ->
     repair_before_run(store)
     config, started = run.config, time.time()
     namespace = NAMESPACE + run.run_id
-    with connect(address, config.limits.object_store_bytes, namespace) as session, Watch() as watch:
+    with connect(address, config.limits.object_store_bytes, namespace) as session, Watch(json_logs) as watch:
         watch.export(run.run_id)
         nodes = [n for n in read_nodes() if not n.draining]
         gpus = gpus_per_engine(config.engine.gpus, nodes)
@@ -107,11 +114,14 @@ def collect_into(store: Store, run: Run, address: str | None, tenure: Tenure) ->
         head = ray.get_runtime_context().get_node_id()
         admission = Admission(store, run.run_id, head if config.writers.place == "head" else None)
         admission.admit(nodes)
-        engine = engine_spec(run, header.layout, gpus, store.url, str(session.log_dir))
-        fleet = Fleet(engine, writer_spec(run, store.url))
-        coordinator = coordinator_spec(run, header.layout, nodes, store.url)
+        log_dir = str(session.log_dir)
+        fleet = Fleet(
+            engine_spec(run, header.layout, gpus, store.url, log_dir), writer_spec(run, store.url, log_dir)
+        )
+        coordinator = coordinator_spec(run, header.layout, nodes, store.url, log_dir)
         summary = Driver(store, config, fleet, gpus, coordinator, admission, tenure, watch).run(nodes)
-    _record(store, run, session.log_dir, started, summary)
+    watch.summary(summary)
+    _record(store, run, session.log_dir, started, summary, watch.timeline)
     account = summary.account
     if account is None:
         raise IncompleteRun(
@@ -166,8 +176,15 @@ def refuse_foreign(store: Store) -> None:
         )
 
 
-def _record(store: Store, run: Run, log_dir: Path, started: float, summary: RunSummary) -> None:
-    """``run.json``: the last invocation, for people; nothing reads it back."""
+def _record(
+    store: Store,
+    run: Run,
+    log_dir: Path,
+    started: float,
+    summary: RunSummary,
+    timeline: Sequence[Mapping[str, Any]],
+) -> None:
+    """``run.json``: the last invocation, for people and for the report; no run reads it back."""
     config = run.config.model_dump(mode="json")
     config["prompts"]["url"] = run.prompts.shown_url
     record = {
@@ -182,6 +199,7 @@ def _record(store: Store, run: Run, log_dir: Path, started: float, summary: RunS
         "events": dict(summary.events),
         "host": platform.node(),
         "logs": str(log_dir),
+        "timeline": list(timeline),
     }
     store.replace(RUN_KEY, json.dumps(record, indent=1).encode())
 

@@ -162,6 +162,8 @@ class Driver:
         except RayError:
             return  # the coordinator itself died: its run call says so and is answered there
         self._calls.expect(self._coordinator.next_loss.remote(), self._on_loss)
+        for loss in losses:
+            self._watch.restarted(loss.role)
         self._staff.on_losses(losses)
 
     # ---- progress and the end

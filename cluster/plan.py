@@ -233,7 +233,7 @@ def _plan_run(
     if nodes:
         with plan.part():
             engine = engine_spec(run, layout, gpus, "", "")
-            coordinator = coordinator_spec(run, layout, nodes, "")
+            coordinator = coordinator_spec(run, layout, nodes, "", "")
             weights = _weights_bytes(Path(run.model_path))
             plan.memory = forecast_memory(engine, coordinator, nodes, longest, weights, gpu_bytes())
             plan.problems += memory_problems(plan.memory)

@@ -51,7 +51,7 @@ def engine_spec(run: Run, layout: Layout, gpus: int, dump_url: str, log_dir: str
     )
 
 
-def writer_spec(run: Run, dump_url: str) -> WriterSpec:
+def writer_spec(run: Run, dump_url: str, log_dir: str) -> WriterSpec:
     """What every writer has in common; its name is filled in when it is made."""
     writers = run.config.writers
     return WriterSpec(
@@ -61,6 +61,7 @@ def writer_spec(run: Run, dump_url: str) -> WriterSpec:
         shard_bytes=writers.shard_bytes,
         shard_age_s=writers.shard_age_s,
         idle_s=writers.idle_s,
+        log_dir=log_dir,
         storage_timeout_s=run.config.limits.storage_timeout_s,
     )
 
@@ -72,7 +73,9 @@ def in_flight_limit(limits: LimitsConfig, nodes: Sequence[Node]) -> int:
     return int(_INFLIGHT_SHARE * min(n.object_store_bytes for n in nodes))
 
 
-def coordinator_spec(run: Run, layout: Layout, nodes: Sequence[Node], dump_url: str) -> CoordinatorSpec:
+def coordinator_spec(
+    run: Run, layout: Layout, nodes: Sequence[Node], dump_url: str, log_dir: str
+) -> CoordinatorSpec:
     """How the run is led on these nodes."""
     limits = run.config.limits
     in_flight_bytes = in_flight_limit(limits, nodes)
@@ -93,4 +96,5 @@ def coordinator_spec(run: Run, layout: Layout, nodes: Sequence[Node], dump_url: 
         stall_timeout_s=run.config.engine.stall_timeout_s,
         full_timeout_s=limits.storage_timeout_s,
         drain_timeout_s=limits.drain_timeout_s,
+        log_dir=log_dir,
     )

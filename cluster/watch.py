@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from actors.run_messages import Status
+from actors.run_messages import RunSummary, Status
 from cluster.lines import LOGGER, set_up_lines
 from cluster.live import problems, view
 from cluster.metrics import RunMetrics
@@ -90,6 +90,27 @@ class Watch:
         elif now_s - self._line_s >= LINE_EVERY_S:
             self._line_s = now_s
             LOGGER.info("%s", progress_line(pace, loading), extra={"fields": progress_fields(pace, loading)})
+
+    def summary(self, summary: RunSummary) -> None:
+        """How the run ended, in one structured line."""
+        counts, seconds = summary.counts, summary.work_s
+        captured = self.timeline[-1]["captured_tokens"] if self.timeline else 0
+        line = (
+            f"ended after {duration(seconds)} of work: {counts.committed} committed, {counts.skipped} skipped, "
+            f"{counts.failed} failed, {size(summary.stored_bytes)} stored"
+        )
+        if summary.events:
+            line += "; retries: " + ", ".join(f"{n} {kind}" for kind, n in sorted(summary.events.items()))
+        fields = {
+            "event": "summary",
+            "rows": vars(counts),
+            "work_s": round(seconds, 1),
+            "done_tokens": captured,
+            "stored_bytes": summary.stored_bytes,
+            "retries": dict(summary.events),
+            "stopped": summary.stopped,
+        }
+        LOGGER.info("%s", line, extra={"fields": fields})
 
     def _keep(self, pace: Pace, now_s: float) -> None:
         """A point of the timeline."""
