@@ -26,7 +26,7 @@ from actors.logs import log_to_file
 from actors.messages import Batch, BatchRecord, EngineInfo, EngineSpec
 from actors.models import local_model
 from actors.patience import Patience
-from storage.errors import EngineDead
+from storage.errors import EngineDead, StorageError
 from storage.files import Store
 from storage.prompts import PromptTable
 
@@ -107,8 +107,14 @@ class EngineActor:
         return self._session.progress() + self._patience.pauses
 
     async def figures(self) -> Figures:
-        """How it spent its time so far."""
-        return Figures(ring_wait_s=self._session.ring_wait_s())
+        """How it spent its time so far, and what the states looked like."""
+        alarms = self._session.alarms
+        return Figures(
+            ring_wait_s=self._session.ring_wait_s(),
+            states=self._session.statistics.summary(),
+            alarms=alarms.count,
+            last_alarm=f"{self._sample(alarms.last_row)}: {alarms.last}" if alarms.count else "",
+        )
 
     async def abort_all(self) -> None:
         """Gives up everything in flight; for a coordinator that replaces another."""
@@ -123,6 +129,13 @@ class EngineActor:
         if self._watch is not None:
             self._watch.cancel()
         await asyncio.to_thread(self._session.shutdown)
+
+    def _sample(self, row: int | None) -> str:
+        """A row's sample for a person; the row itself while its id can't be read."""
+        try:
+            return f"sample {self._prompts.load(int(row or 0)).sample_id}"
+        except StorageError:
+            return f"row {row}"
 
     def _tokens(self, batch: Batch) -> list[np.ndarray[Any, Any]]:
         return [self._prompts.load(s.row).token_ids for s in batch.samples]

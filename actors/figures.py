@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -22,12 +22,18 @@ class Figures:
 
     Attributes:
         ring_wait_s: an engine's forwards waited so long for room in the ring.
+        states: of an engine: state -> tokens looked at, mean and standard deviation of values, quantiles of norms.
+        alarms: tokens with unusual norms that an engine saw.
+        last_alarm: the last of them, with sample and state.
         written_bytes: of states that a writer was given.
         write_s: a writer spent putting segments into open shards.
         seal_s: a writer spent ending batches and committing shards.
     """
 
     ring_wait_s: float = 0.0
+    states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    alarms: int = 0
+    last_alarm: str = ""
     written_bytes: int = 0
     write_s: float = 0.0
     seal_s: float = 0.0

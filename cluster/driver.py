@@ -6,6 +6,7 @@ itself) and answers each with one method; `cluster.staff` answers those of engin
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import signal
@@ -29,9 +30,10 @@ from cluster.losses import LossBudget
 from cluster.placement import Node
 from cluster.report import say
 from cluster.staff import Staff, cause_of
+from cluster.statistics import StateStatisticsFile
 from cluster.tenure import Tenure
 from cluster.watch import Watch
-from storage.errors import IncompleteRun
+from storage.errors import IncompleteRun, StorageError
 from storage.files import Store
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ REPORT_KEY = "capture_report.json"
 LOOK_EVERY_S = 2.0
 """Time between two looks at the cluster's nodes; a spot node's notice may be half a minute."""
 _TURN_S = 1.0
+_LAST_WORD_S = 10.0
 
 
 class Driver:
@@ -74,11 +77,12 @@ class Driver:
         self._tenure = tenure
         self._watch = watch
         self._calls = Calls()
-        self._losses = LossBudget(config.limits.losses_per_hour)
+        self._losses = LossBudget(config.limits.losses_per_hour, config.limits.reload_s)
         self._staff = Staff(config, fleet, gpus, admission, self._calls, self._losses, self._keep_report)
         self._asked_status = False
         self._summary: RunSummary | None = None
         self._reports: dict[str, Any] = {}
+        self._statistics = StateStatisticsFile(store, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
         self._stop_asked = False
         self._stop_deadline: float | None = None
 
@@ -97,7 +101,9 @@ class Driver:
         try:
             self._start_coordinator()
             self._staff.begin(nodes, self._coordinator)
-            return self._loop()
+            summary = self._loop()
+            self._keep_statistics()
+            return summary
         finally:
             self._staff.close()
             self._fleet.shutdown()
@@ -175,6 +181,8 @@ class Driver:
         except RayError:
             return  # a dead coordinator is answered by `_on_end`
         self._staff.relax(status)
+        for line in self._statistics.take(status.engines):
+            say(line)
         self._watch.update(status, self._staff.hosts, self._staff.loading())
 
     def _keep_report(self, info: EngineInfo) -> None:
@@ -183,6 +191,13 @@ class Driver:
             say(f"{info.name}: {line}")
         self._reports[info.name] = dict(info.capture_report)
         self._store.replace(REPORT_KEY, json.dumps(self._reports, indent=1).encode())
+
+    def _keep_statistics(self) -> None:
+        """What the engines that still live say at the end; without an answer, what they said last."""
+        with contextlib.suppress(RayError, StorageError):
+            self._statistics.take(ray.get(self._coordinator.status.remote(), timeout=_LAST_WORD_S).engines)
+        with contextlib.suppress(StorageError):
+            self._statistics.write()
 
     def _catch_signals(self) -> None:
         # After ray.init, which installs handlers of its own. A handler may only set a flag.

@@ -85,6 +85,16 @@ def test_the_proof_is_in_the_dump(collected):
     assert {check["status"] for check in report["checks"]} == {"passed"}
 
 
+def test_what_the_states_looked_like_is_in_the_dump(collected):
+    _, dump, _ = collected
+    ((engine,),) = (
+        run.values() for run in json.loads((dump / "capture_statistics.json").read_text()).values()
+    )
+    assert list(engine["states"]) == ["2", "15", "27", "final", "final_normed"]
+    assert engine["alarms"] == 0
+    assert all(s["tokens"] > 100 and s["std"] > 0 for s in engine["states"].values())
+
+
 def test_root_attributes_name_the_model_that_was_loaded(collected, smollm2):
     _, dump, _ = collected
     attributes = zarr.open(str(dump)).attrs
