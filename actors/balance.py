@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from actors.messages import SampleFailure, SampleRef
@@ -165,10 +164,10 @@ class Engines:
         mean = sum(known) / len(known)
         return {name: mean if speed is None else speed for name, speed in active.items()}
 
-    def free(self, speeds: Mapping[str, float]) -> list[Engine]:
-        """Engines that may get a batch, the one that will have done first what it has."""
-        free = [e for e in self._engines.values() if not e.draining and not e.alone]
-        return sorted(free, key=lambda e: e.tokens / speeds.get(e.name, 1.0))
+    def free(self, max_batches: int) -> list[Engine]:
+        """Engines that may get a batch and have fewer than ``max_batches``."""
+        engines = self._engines.values()
+        return [e for e in engines if len(e.batches) < max_batches and not e.draining and not e.alone]
 
     def add(self, name: str, node: str) -> None:
         """Adds an engine under a name that isn't in use."""

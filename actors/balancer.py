@@ -65,8 +65,12 @@ class Balancer:
     def choose(self) -> Choice | None:
         """The next batch; None while nothing can be dispatched."""
         suspects = self._pending.suspects
+        free = self._engines.free(self._limits.batches_per_engine)
+        if not free or not self._pending.tokens:
+            return None  # the commonest answer by far: it must not cost more with every engine
         speeds = self._engines.speeds()
-        for place, engine in enumerate(self._engines.free(speeds)):
+        free.sort(key=lambda e: e.tokens / speeds.get(e.name, 1.0))
+        for place, engine in enumerate(free):
             alone = place < suspects
             if engine.batches if alone else self._busy(engine, speeds):
                 continue
@@ -86,8 +90,7 @@ class Balancer:
 
     def _busy(self, engine: Engine, speeds: Mapping[str, float]) -> bool:
         fed = min(self._batch_tokens, speeds.get(engine.name, math.inf) * _FED_S)
-        full = len(engine.batches) >= self._limits.batches_per_engine
-        return full or engine.tokens > max(self._share(engine, speeds), fed)
+        return engine.tokens > max(self._share(engine, speeds), fed)
 
     def _suspect_for(self, engine: Engine, writer: Writer) -> list[int]:
         row = self._pending.suspect()
