@@ -1,6 +1,6 @@
 """What the norms and values of each captured state look like over a run, and which tokens fall out of the band.
 
-Every 16th row of what arrives is looked at, and the first of each chunk: that costs a few hundredths of a CPU second
+Every 32nd row of what arrives is looked at, and the first of each chunk: that costs a few hundredths of a CPU second
 a gigabyte, where all rows would cost as much as joining them. No I/O.
 
 Shape legend: K states, n rows, H hidden size.
@@ -20,7 +20,7 @@ from storage.layout import Layout
 
 Array = np.ndarray[Any, Any]
 
-EVERY_ROWS = 16
+EVERY_ROWS = 32
 BINS_PER_OCTAVE = 16
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -40, 60
 """Norms between 2**-40 and 2**60 have bins of their own; others count in the first or the last one."""
@@ -102,7 +102,7 @@ class StateStatistics:
             places = places.clip(0, self._norms.shape[1] - 1)
             with self._lock:
                 np.add.at(self._norms[k], places, 1)
-                self._sums[k] += float(values.sum(dtype=np.float64)), float(squares.sum(dtype=np.float64))
+                self._sums[k] += float(values.sum()), float(squares.sum(dtype=np.float64))
         return found
 
     def summary(self) -> dict[str, Mapping[str, Any]]:

@@ -41,7 +41,7 @@ def test_no_norm_is_unusual_before_enough_were_seen():
 
 def test_a_norm_out_of_its_states_band_is_named_with_sample_state_and_token():
     statistics, alarms = StateStatistics(LAYOUT), Alarms(LAYOUT)
-    for i in range(BAND_AFTER // 4 + 1):
+    for i in range(BAND_AFTER * EVERY_ROWS // 64 + 1):
         assert statistics.look(chunk(i)) == []
     states = chunk(9999)
     states[1][EVERY_ROWS] = bits(to_float(states[1][EVERY_ROWS], "bfloat16") * 100)
@@ -55,7 +55,7 @@ def test_a_norm_out_of_its_states_band_is_named_with_sample_state_and_token():
 
 def test_regular_massive_activations_are_in_the_band():
     statistics = StateStatistics(LAYOUT)
-    for i in range(BAND_AFTER // 4 + 1):
+    for i in range(BAND_AFTER * EVERY_ROWS // 64 + 1):
         states = chunk(i)
         states[0][0] = bits(to_float(states[0][0], "bfloat16") * 500)  # as the first token's, in every sample
         assert statistics.look(states) == []
