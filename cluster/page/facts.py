@@ -15,6 +15,7 @@ from actors.messages import CaptureSpec
 from cluster.collect import RUN_KEY
 from cluster.page.statistics import Statistics, read_statistics
 from cluster.preview import Stretch, load_tokenizer, stretches
+from cluster.statistics import STATISTICS_KEY
 from cluster.verify import VERIFY_KEY
 from storage.account import AccountFindings, check_account
 from storage.errors import HsdumpError
@@ -56,6 +57,7 @@ class Facts:
         kinds: how many rows weren't committed, by status.
         statistics: None where nothing is committed.
         statistics_problem: why the samples couldn't be read; None when all is well.
+        unusual_tokens: that engines saw with norms far outside their state's usual ones.
     """
 
     dump: Dump
@@ -68,6 +70,7 @@ class Facts:
     kinds: Mapping[str, int]
     statistics: Statistics | None
     statistics_problem: str | None
+    unusual_tokens: int
     browsed: tuple[Browsed, ...]
 
     @property
@@ -112,6 +115,7 @@ def read_facts(url: str) -> Facts:
         kinds=Counter(r["status"] for r in rows),
         statistics=statistics,
         statistics_problem=problem,
+        unusual_tokens=_unusual(_json(store, STATISTICS_KEY) or {}),
         browsed=() if problem else tuple(_browsed(dump)),
     )
 
@@ -122,6 +126,11 @@ def _json(store: Store, key: str) -> dict[str, Any] | None:
     except (FileNotFoundError, ValueError):
         return None
     return found
+
+
+def _unusual(kept: Mapping[str, Any]) -> int:
+    """Over all invocations and their engines."""
+    return sum(int(engine.get("alarms", 0)) for engines in kept.values() for engine in engines.values())
 
 
 def _browsed(dump: Dump) -> list[Browsed]:
