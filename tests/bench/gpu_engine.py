@@ -100,24 +100,24 @@ class BenchSession(CaptureSession):
         """Prefills ``samples`` in their order, at most ``window_tokens`` at a time."""
         self._passes += 1
         prefix = f"{CAPTURED if captured else OFF}bench-{self._passes}:"
-        return asyncio.run_coroutine_threadsafe(
-            self._pass(samples, prefix, captured, window_tokens), self._loop
-        )
+        done: Future[Any] = self._host.post(self._pass(samples, prefix, captured, window_tokens))
+        return done
 
     def start_profile(self, folder: str, activities: list[str], samples: list[Array]) -> Future[Pass]:
         """As a captured pass, with a profiler trace of each scheduler process in ``folder``."""
-        return asyncio.run_coroutine_threadsafe(self._profile(folder, activities, samples), self._loop)
+        done: Future[Any] = self._host.post(self._profile(folder, activities, samples))
+        return done
 
     async def _pass(self, samples: list[Array], prefix: str, captured: bool, window_tokens: int) -> Pass:
-        assert self._engine is not None
-        assert self._intake is not None
-        engine, intake, sink = self._engine, self._intake, _ReadAndDrop()
+        engine, intake, sink = self._host.engine, self._host.intake, _ReadAndDrop()
         window = TokenWindow(window_tokens)
         rids = [f"{prefix}{i}" for i in range(len(samples))]
 
         async def prefill(ids: Array, rid: str) -> None:
-            answer = await engine.prefill(ids.tolist(), rid)
-            await window.give_back(len(ids))
+            try:
+                answer = await engine.prefill(ids.tolist(), rid)
+            finally:
+                await window.give_back(len(ids))
             read = answer["meta_info"]["prompt_tokens"]
             if read != len(ids) or answer["meta_info"].get("cached_tokens"):
                 raise RuntimeError(
@@ -145,8 +145,7 @@ class BenchSession(CaptureSession):
     async def _profile(self, folder: str, activities: list[str], samples: list[Array]) -> Pass:
         from sglang.srt.managers.io_struct import ProfileReq
 
-        assert self._engine is not None
-        manager = self._engine.engine.tokenizer_manager
+        manager = self._host.engine.engine.tokenizer_manager
         request = ProfileReq(output_dir=folder, activities=activities, with_stack=False, record_shapes=False)
         await manager.start_profile(request)
         try:
