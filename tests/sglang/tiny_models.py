@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 LAYERS, HIDDEN, VOCAB = 8, 256, 1024
+PREFIX = "tiny-v2"
+"""Of the folders' names; another one when the models change, since they are kept."""
 
 MOE = ("qwen3_moe", "mixtral", "gpt_oss", "deepseek_v2", "deepseek_v3", "kimi_k25")
 
@@ -103,12 +105,15 @@ def make(family: str, folder: Path) -> Path:
     import torch
     from transformers import AutoModelForCausalLM
 
-    target = folder / f"tiny-{family}"
+    target = folder / f"{PREFIX}-{family}"
     if (target / "config.json").exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config_of(family), dtype=torch.bfloat16)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:  # all ones would make a state and its norm much alike
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
     partial = Path(tempfile.mkdtemp(dir=folder))
     model.save_pretrained(partial)
     _finish(family, partial)
@@ -121,7 +126,7 @@ def make(family: str, folder: Path) -> Path:
 
 def reference_of(family: str, folder: Path) -> Path:
     """The model that Hugging Face loads: the same one, or the text model inside a multimodal one."""
-    return folder / (f"tiny-{family}-text" if family == "kimi_k25" else f"tiny-{family}")
+    return folder / (f"{PREFIX}-{family}-text" if family == "kimi_k25" else f"{PREFIX}-{family}")
 
 
 def _put(partial: Path, target: Path) -> None:
