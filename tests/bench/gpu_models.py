@@ -77,6 +77,15 @@ SHAPES: dict[str, Shape] = {
         },
         25_000,
     ),
+    # As many bytes a token, and cheap attention: for samples of 65,536 tokens.
+    "wide-7168": Shape(
+        {
+            **_LLAMA, "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 4, "head_dim": 128,
+            "num_attention_heads": 56, "num_key_value_heads": 8, "vocab_size": 32000,
+            "max_position_embeddings": 131072,
+        },
+        100_000,
+    ),
     "tiny": Shape(
         {
             **_LLAMA, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "head_dim": 64,
