@@ -107,7 +107,7 @@ models-table: install
 
 # The oldest supported SGLang before the installed one on the path, with the transformers that it pins.
 test-oldest: install
-	$(BIN)/pip install --quiet --no-deps --target .cache/oldest sglang==0.5.17 transformers==5.12.1
+	$(BIN)/pip install --quiet --no-deps --target .cache/oldest sglang==0.5.17 transformers==5.12.1 tokenizers==0.22.2
 	PYTHONPATH=.cache/oldest $(PYTEST) tests/sglang/test_capture_conformance.py \
 	    --models-results bench/results/models-oldest.json
 
