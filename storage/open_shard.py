@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -205,8 +206,11 @@ class OpenShard:
         end = self.body_bytes if self._encoder is None else self._encoded_bytes
         size = end + len(footer)
         self._sink.write_at(end, np.frombuffer(footer, np.uint8))
-        columns = self._put_token_columns(store)  # the sink goes on writing meanwhile
-        self._sink.commit(size)
+        # All at once: syncs that meet share a commit of the file system's journal.
+        with ThreadPoolExecutor(len(TOKEN_COLUMNS)) as pool:
+            putting = [pool.submit(self._put_column, store, column) for column in TOKEN_COLUMNS]
+            self._sink.commit(size)
+            columns = [put.result() for put in putting]
         samples = tuple(_manifest_sample(sample) for sample in self.samples.values())
         states = ManifestObject(hidden_key(self.shard), size, hidden_digest(samples, footer))
         manifest = Manifest(self.shard, run_id, writer, self._layout, samples, (states, *columns))
@@ -219,17 +223,14 @@ class OpenShard:
         if self._encoder is not None:
             self._encoder.close()
 
-    def _put_token_columns(self, store: Store) -> list[ManifestObject]:
-        objects = []
-        for column, dtype in TOKEN_COLUMNS.items():
-            values = np.zeros(self._layout.shard_rows, np.dtype(dtype).newbyteorder("<"))
-            for sample in self.samples.values():
-                start = sample.first_slot * self._layout.chunk_rows
-                values[start : start + sample.tokens] = getattr(sample.head, column)
-            key, data = token_key(column, self.shard), values.tobytes()
-            store.put_if_absent(key, data)
-            objects.append(ManifestObject(key, len(data), xxhash.xxh3_64_hexdigest(data)))
-        return objects
+    def _put_column(self, store: Store, column: str) -> ManifestObject:
+        values = np.zeros(self._layout.shard_rows, np.dtype(TOKEN_COLUMNS[column]).newbyteorder("<"))
+        for sample in self.samples.values():
+            start = sample.first_slot * self._layout.chunk_rows
+            values[start : start + sample.tokens] = getattr(sample.head, column)
+        key, data = token_key(column, self.shard), values.tobytes()
+        store.put_if_absent(key, data)
+        return ManifestObject(key, len(data), xxhash.xxh3_64_hexdigest(data))
 
 
 def _bytes_of(run: npt.NDArray[Any]) -> ByteArray:

@@ -1,7 +1,7 @@
 """Writing shards: bytes go straight to their final place in a zarr v3 shard object.
 
 A writer keeps one shard open for new samples and any number of fuller ones until their last unfinished sample
-is in. Sealing puts the token columns, makes the states' object appear, and puts the manifest; a sample counts from
+is in. Sealing puts the token columns and the states together, and then the manifest; a sample counts from
 that moment. A shard is sealed while the next one is written: it is committed once `ShardWriter.take_sealed` tells
 so, and a seal that fails is told by a later call.
 """
