@@ -10,7 +10,7 @@ LONG_SAMPLE = """
 import resource, sys
 import numpy as np
 from actors.capture.job import CaptureJob
-from actors.messages import Batch, SampleRef, plan_segments
+from actors.messages import Batch, CaptureSpec, EngineSpec, SampleRef, plan_segments
 from storage.dump import create_dump
 from storage.files import Store
 from storage.identity import Identity
@@ -25,7 +25,12 @@ writer = ShardWriter(store, layout, "run", "writer-0", 1 << 30)
 ids = np.arange(TOKENS, dtype=np.int32)
 writer.place(SampleHead(0, "long", ids, np.ones(TOKENS, np.uint8)))
 batch = Batch("b", (SampleRef(0, 1, TOKENS),), plan_segments([TOKENS], layout, SEGMENT))
-job = CaptureJob(batch, layout, [ids], "run", 0)
+spec = EngineSpec(
+    name="engine-0", kind="sglang", prompts_url=sys.argv[1], run_id="run", model_path="", dtype="bfloat16", gpus=0,
+    replicas=1, trust_remote_code=False, capture=CaptureSpec((1, 2, 3), True, False, 4, layout), ring_bytes=0,
+    log_dir="", load_timeout_s=60, stall_timeout_s=60, server_args={},
+)
+job = CaptureJob(batch, spec, [ids], 0)
 chunk = [np.full((STEP, 2048), k + 1, np.uint16) for k in range(4)]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 put = 0
