@@ -83,7 +83,7 @@ class CapturedModel:
         inner = type(self._collector.inner)
         return {
             "hooked": {
-                "model": type(self._collector.wrapper).__name__,
+                "model": type(self._collector.loaded).__name__,
                 "hooked": f"{inner.__module__}.{inner.__qualname__}.forward",
                 "copies": self._tap is not None,
                 "pid": os.getpid(),

@@ -26,6 +26,7 @@ class Collector:
     """The collector of one loaded model.
 
     Attributes:
+        loaded: what SGLang loaded; a multimodal model holds the text model that is captured.
         wrapper: the CausalLM model that calls the inner one.
         inner: the model with the decoder loop; its forward returns the collected states.
         setter: how the collector was switched on, for the report.
@@ -33,6 +34,7 @@ class Collector:
 
     def __init__(self, model: Any) -> None:
         self._chain = _chain(model)
+        self.loaded = model
         self.wrapper, self.inner = _wrapper_and_inner(self._chain)
         self.setter = "off: no boundaries below N asked for"
 

@@ -22,6 +22,19 @@ CASES = {family: Case(family) for family in FAMILIES} | {
     "llama-float16": Case("llama", dtype="float16", chunk=2048, boundaries=(2, 4, 7)),
     "llama-float32": Case("llama", dtype="float32", chunk=2048, boundaries=(2, 4, 7)),
 }
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "kimi_k25": "KimiK25ForConditionalGeneration",
+}
 READ_AT_LAYERS = {"mixtral": "no setter", "gemma3": "the proof found the collector's states wrong"}
 """Families whose own collector is missing or wrong in this release, with the reason that the proof found."""
 
@@ -46,6 +59,10 @@ def test_states_equal_hugging_face_token_by_token(row: dict[str, Any], name: str
     assert row["wrong"] == []
     boundaries = CASES[name].boundaries or (0, 1, 2, N // 2, N - 1)
     assert [s["state"] for s in row["states"]] == [*boundaries, "final", "final_normed"]
+
+
+def test_the_class_is_the_one_that_the_real_model_uses(row: dict[str, Any], name: str) -> None:
+    assert row["model"] == CLASSES[CASES[name].family]
 
 
 def test_the_proof_passes_with_nothing_left_unproved(row: dict[str, Any]) -> None:
