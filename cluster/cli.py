@@ -146,6 +146,63 @@ def export(
 
 
 @app.command()
+def rehearse(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    nodes: Annotated[int, typer.Option(min=1, max=1024, help="Engines, one a node.")] = 4,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Generate so many rows; default: the run's own prompts.")
+    ] = None,
+    tokens_per_s: Annotated[
+        float, typer.Option(min=0.0, help="Speed of each engine; 0 is as fast as it can.")
+    ] = 0.0,
+    clean: Annotated[bool, typer.Option("--clean", help="Remove what was written.")] = False,
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster to use; default: start --nodes nodes on this machine.")
+    ] = None,
+) -> None:
+    """Run everything but the model, with made-up states: measures a cluster and its storage."""
+    from cluster.rehearse import rehearse as run
+
+    run(
+        run_file,
+        overrides or (),
+        address=address,
+        nodes=nodes,
+        rows=rows,
+        tokens_per_s=tokens_per_s,
+        clean=clean,
+        start=Path.cwd(),
+    )
+
+
+@app.command()
+def status(
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster to look at; default: the one of this machine.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Again every two seconds, to the end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID", help="Exit with the exit code of this Ray job: 0, 1, 2, or 3 while it runs."
+        ),
+    ] = None,
+) -> None:
+    """Show the runs that go on on a cluster: rows by state, speed, time to go, engines, permits."""
+    if job is not None:
+        from cluster.job_status import job_status
+
+        line, code = job_status(job)
+        print(line)
+        raise typer.Exit(code)
+    from cluster.status import status as run
+
+    run(address, watch_s=2.0 if watch else None, as_json=as_json)
+
+
+@app.command()
 def repair(
     dump: DumpUrl,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the leftovers, remove nothing.")] = False,

@@ -99,9 +99,11 @@ class EngineConfig(_Section):
     """`sglang`, or `synthetic`: made-up states at any speed, to rehearse a run."""
     gpus: int | Literal["auto"] = "auto"
     """GPUs of one engine; 0 runs it on the CPU. `auto` is 1 where the cluster has GPUs, else 0. The tensor
-    parallel size is gpus / replicas."""
-    replicas: int = Field(default=1, ge=1, le=64)
+    parallel size is gpus / data_parallel. Several engines share a node where its GPUs suffice."""
+    data_parallel: int = Field(default=1, ge=1, le=64)
     """Data-parallel replicas inside one engine; divides gpus."""
+    nodes: int = Field(default=1, ge=1, le=64)
+    """Nodes of one engine. More than one is refused until it is tested: see docs/adr/0008."""
     count: int | Literal["auto"] = "auto"
     """Engines in the cluster; `auto` fills every node's GPUs, and is one a node on CPUs."""
     wait_for_nodes_s: float = Field(default=0, ge=0)
@@ -109,7 +111,7 @@ class EngineConfig(_Section):
     is asked for `count` of them. 0 starts only if all of `count` fit, and ends when no engine is left."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Further SGLang server arguments, by their Python names. Those that capture depends on are refused."""
-    load_timeout_s: float = Field(default=3600, gt=0)
+    start_timeout_s: float = Field(default=3600, gt=0)
     """Longest time from an engine's start to the end of its proof, in seconds."""
     stall_timeout_s: float = Field(default=600, gt=0)
     """An engine with work and without progress for so long is replaced, in seconds."""
@@ -121,8 +123,17 @@ class EngineConfig(_Section):
             low = 0 if name == "gpus" else 1
             if value != "auto" and not low <= value <= 1024:
                 raise ValueError(f"{name} is {value}; it is auto or {low}..1024")
-        if self.gpus not in ("auto", 0) and self.gpus % self.replicas:
-            raise ValueError(f"gpus {self.gpus} isn't a multiple of replicas {self.replicas}")
+        if self.nodes > 1:
+            raise ValueError(
+                f"nodes is {self.nodes}; one engine over several nodes isn't tested yet. Take a node with more GPUs, "
+                "or fewer bytes a weight (docs/adr/0008-engines-over-several-nodes.md has the plan)"
+            )
+        gpus = 1 if self.gpus == "auto" else self.gpus
+        if self.data_parallel > 1 and (gpus == 0 or gpus % self.data_parallel):
+            raise ValueError(
+                f"gpus is {self.gpus} and data_parallel {self.data_parallel}; each replica needs GPUs of its own, so "
+                "give a multiple of data_parallel (on the CPU run several engines: engine.count)"
+            )
         return self
 
 
@@ -161,6 +172,8 @@ class LimitsConfig(_Section):
     losses_per_hour: int = Field(default=20, ge=1)
     """Engines, writers and batches lost within an hour that are borne; one more stops the run. Losses to
     pre-emption aren't counted."""
+    reload_s: float = Field(default=21_600, gt=0)
+    """Longest time that engines may spend loading again after losses, all of them together, in seconds."""
     breaker_failures: int = Field(default=50, ge=1)
     """Sample failures in a row, without one success, at which the run stops."""
     object_store_bytes: int | None = Field(default=None, ge=80 * _MIB)

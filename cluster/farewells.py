@@ -58,6 +58,7 @@ class Farewells:
                 member.leave(None)
                 where = hosts.get(member.node_id, "a node that is gone")
                 reason = f"it didn't get done on {where} in time"
+                say(f"{member.name} is given up: {reason}")
                 given_up = self.coordinator.evict.remote(member.name, reason)
                 self._calls.expect(given_up, partial(self._remove, member.name))
 

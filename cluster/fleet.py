@@ -40,6 +40,8 @@ class Member:
         info: None until it has started.
         created: ``time.monotonic()`` of its creation.
         deadline: by when it must have started, or be gone if it is leaving.
+        started_s: ``time.monotonic()`` of when it had started.
+        known: the coordinator was told of it.
         leaving: it was told to; nobody is started in its place on its account.
     """
 
@@ -50,7 +52,14 @@ class Member:
     created: float
     deadline: float
     info: EngineInfo | WriterInfo | None = None
+    started_s: float = 0.0
+    known: bool = False
     leaving: bool = False
+
+    def start(self, info: EngineInfo | WriterInfo) -> None:
+        """It has started."""
+        self.info = info
+        self.started_s = time.monotonic()
 
     def leave(self, by_unix_s: float | None) -> None:
         """It is leaving, and given up some seconds before ``by_unix_s``; None gives it all the time."""

@@ -7,7 +7,6 @@ who has nothing to do.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,7 +30,7 @@ from cluster.release import has_enough, idle_engines
 from cluster.report import say
 from storage.errors import EngineDead, HsdumpError, IncompleteRun
 
-logger = logging.getLogger(__name__)
+_WRITER_WAIT_S = 20.0
 
 
 class Staff:
@@ -91,10 +90,10 @@ class Staff:
         """A new coordinator leads; what was about to leave leaves at once, since nothing is in flight there."""
         self._coordinator = self._farewells.coordinator = coordinator
         for member in self._fleet.ready():
+            member.known = False
             if member.leaving:
                 self._fleet.remove(member.name)
-            else:
-                self._introduce(member)
+        self._introduce()
 
     def close(self) -> None:
         """Starts nobody any more: the run is to stop."""
@@ -119,6 +118,7 @@ class Staff:
                 self._calls.expect(self._admission.ask(node), partial(self._on_answer, node))
         self._enforce_deadlines(nodes)
         self._fill(nodes)
+        self._introduce()
 
     def relax(self, status: Status) -> None:
         """Lets engines go that have nothing to do any more, so that their nodes can be taken away."""
@@ -147,6 +147,8 @@ class Staff:
             if member is None:
                 continue
             say(f"{loss.name} is gone: {loss.reason}")
+            if isinstance(member.info, EngineInfo):
+                self._losses.engine_lost()
             if not loss.preempted:
                 self._losses.lost(loss.name, loss.reason, time.monotonic())
         self._fill(read_nodes())
@@ -216,7 +218,7 @@ class Staff:
 
     def _on_started(self, member: Member, ref: ray.ObjectRef) -> None:
         try:
-            member.info = ray.get(ref)
+            member.start(ray.get(ref))
         except RayTaskError as error:
             cause = cause_of(error)
             if not isinstance(cause, EngineDead):
@@ -226,9 +228,9 @@ class Staff:
             self._failed_start(member, one_line(error))
         else:
             if isinstance(member.info, EngineInfo):
-                self._losses.started(member.node_id)
+                self._losses.started(member.node_id, time.monotonic() - member.created)
                 self._hired(member.info)
-            self._introduce(member)
+            self._introduce()
 
     def _failed_start(self, member: Member, reason: str) -> None:
         nodes = read_nodes()
@@ -236,20 +238,38 @@ class Staff:
         if member.node_id not in {n.node_id for n in nodes if not n.draining}:
             say(f"{member.name} didn't start: its node is gone")
         else:
-            self._losses.lost(member.name, reason, time.monotonic())
-            if self._losses.failed_start(member.node_id, member.name, reason):
+            now_s = time.monotonic()
+            seconds = now_s - member.created
+            self._losses.lost(member.name, reason, now_s)
+            if self._losses.failed_start(member.node_id, member.name, reason, seconds):
                 say(f"{member.name} didn't start ({reason}); its node isn't used any more")
                 self._usable.discard(member.node_id)
             else:
                 say(f"{member.name} didn't start ({reason}); trying again")
         self._fill(nodes)
 
-    def _introduce(self, member: Member) -> None:
-        """Makes a started member known to the coordinator; a coordinator that is dead is replaced elsewhere."""
-        if isinstance(member.info, EngineInfo):
-            self._coordinator.add_engine.remote(member.info, member.handle)
-        else:
-            self._coordinator.add_writer.remote(member.info, member.handle)
+    def _introduce(self) -> None:
+        """Makes started members known to the coordinator; a coordinator that is dead is replaced elsewhere.
+
+        An engine waits a while for a writer on its node: what it gave to another node's would cross the network.
+        """
+        waited_s = time.monotonic() - _WRITER_WAIT_S
+        for member in self._fleet.ready():  # writers first
+            if member.known or member.leaving:
+                continue
+            if not isinstance(member.info, EngineInfo):
+                self._coordinator.add_writer.remote(member.info, member.handle)
+            elif self._has_writer(member.node_id) or member.started_s < waited_s:
+                self._coordinator.add_engine.remote(member.info, member.handle)
+            else:
+                continue
+            member.known = True
+
+    def _has_writer(self, node_id: str) -> bool:
+        place = self._config.writers.place
+        return any(
+            w.known and (place == "head" or w.node_id == node_id) for w in self._fleet.staying_writers()
+        )
 
     # ---- departures
 

@@ -50,7 +50,7 @@ def test_what_isnt_done_when_a_node_has_to_go_is_done_elsewhere(cluster: Raylets
         cluster.add()
         collecting.until("engine-1: its states are made up")
         assert cluster.drain(first, within_s=6)
-        collecting.until("engine-0 is gone: it didn't get done on .* in time")
+        collecting.until("engine-0 is given up: it didn't get done on .* in time")
         ray.get(cluster.actor("engine-1").go_on.remote())
         assert collecting.wait() == 0, collecting.text
     assert f"{ROWS} rows = {ROWS} committed" in collecting.text

@@ -1,19 +1,14 @@
-"""What an installation holds, and that the cluster file is one that Ray accepts."""
+"""What an installation holds, and that the example runs are valid."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
-import jsonschema
 import pytest
-import ray
-import yaml
 from pydantic import BaseModel
-from ray.autoscaler._private.util import prepare_config, validate_config
 
 from cluster.config import RunConfig, load_run
 
@@ -45,13 +40,6 @@ def test_the_wheel_holds_the_three_packages_and_no_tests(tmp_path: Path):
     tops = {name.split("/")[0] for name in names if not name.startswith("hsdump-")}
     assert tops == {"actors", "cluster", "storage"}
     assert "actors/capture/standin/sgl_kernel/__init__.py" in names
-
-
-def test_ray_accepts_the_cluster_file():
-    config = yaml.safe_load((ROOT / "ray_config.yaml").read_text())
-    schema = json.loads((Path(ray.__file__).parent / "autoscaler/ray-schema.json").read_text())
-    jsonschema.validate(config, schema)
-    validate_config(prepare_config(config))
 
 
 @pytest.mark.parametrize("name", ["demo", "kimi-k2.5", "llama-3.1-8b-s3"])

@@ -63,31 +63,43 @@ def test_writers_are_missing_where_engines_are():
 
 
 def test_a_node_on_which_nothing_starts_is_given_up_and_the_others_go_on():
-    losses = LossBudget(100)
-    losses.started("good")
-    assert [losses.failed_start("bad", "engine-1", "why") for _ in range(3)] == [False, False, True]
-    assert not losses.failed_start("good", "engine-2", "why")
+    losses = LossBudget(100, 1e9)
+    losses.started("good", 1.0)
+    assert [losses.failed_start("bad", "engine-1", "why", 1.0) for _ in range(3)] == [False, False, True]
+    assert not losses.failed_start("good", "engine-2", "why", 1.0)
 
 
 def test_a_start_that_works_makes_up_for_those_that_failed():
-    losses = LossBudget(100)
-    losses.started("a")
+    losses = LossBudget(100, 1e9)
+    losses.started("a", 1.0)
     for _ in range(3):
-        assert not losses.failed_start("a", "engine-1", "why")
-        assert not losses.failed_start("a", "engine-1", "why")
-        losses.started("a")
+        assert not losses.failed_start("a", "engine-1", "why", 1.0)
+        assert not losses.failed_start("a", "engine-1", "why", 1.0)
+        losses.started("a", 1.0)
 
 
 def test_a_run_ends_when_nothing_ever_starts():
-    losses = LossBudget(100)
-    losses.failed_start("a", "engine-0", "why")
-    losses.failed_start("b", "engine-1", "why")
+    losses = LossBudget(100, 1e9)
+    losses.failed_start("a", "engine-0", "why", 1.0)
+    losses.failed_start("b", "engine-1", "why", 1.0)
     with pytest.raises(IncompleteRun, match="3 starts in a row failed, the last one of engine-2: the reason"):
-        losses.failed_start("c", "engine-2", "the reason")
+        losses.failed_start("c", "engine-2", "the reason", 1.0)
+
+
+def test_loading_again_is_bounded_and_loading_first_is_not():
+    losses = LossBudget(100, reload_s=100.0)
+    losses.started("a", 1000.0)
+    losses.engine_lost()
+    losses.started("a", 60.0)
+    losses.started("b", 1000.0)  # a node that joined
+    with pytest.raises(
+        IncompleteRun, match=r"more than limits\.reload_s = 100 s .* the last of it into engine-3: why"
+    ):
+        losses.failed_start("a", "engine-3", "why", 41.0)
 
 
 def test_losses_are_borne_for_an_hour():
-    losses = LossBudget(2)
+    losses = LossBudget(2, 1e9)
     for now_s in (0.0, 1.0, 3601.5, 3602.0):
         losses.lost("engine-0", "why", now_s)
     with pytest.raises(IncompleteRun, match=r"limits\.losses_per_hour = 2"):
