@@ -82,6 +82,36 @@ def test_a_prompt_that_repeats_anothers_prefix_is_computed_whole(
     check(session, reference, [[np.concatenate([first[:300], tail]), first]])
 
 
+def test_a_sample_that_is_looked_at_twice_is_right_and_its_next_token_was_judged(
+    session: CaptureSession, reference: Reference
+) -> None:
+    session._look_every = 1
+    try:
+        ids = random_ids([300, 40], seed=14)
+        job = submit(session, ids)
+        record, captured = states_of(session, job)
+    finally:
+        session._look_every = 1000
+    assert [o.failure for o in record.outcomes] == [None, None]
+    assert sorted(job.looks) == [0, 1]
+    for sample, look in job.looks.items():
+        assert look.difference() is None
+        assert look._captures[1].any()
+        assert job._next_tokens[sample]["gap"] <= 0.02
+    assert_right(session._spec.capture.layout.states, captured, [reference.states(x) for x in ids], p99=0.1)
+
+
+def test_norms_of_every_state_were_counted(session: CaptureSession, reference: Reference) -> None:
+    (ids,) = random_ids([2000], seed=15)
+    check(session, reference, [[ids]])
+    summary = session.statistics.summary()
+    assert list(summary) == ["2", "4", "7", "final", "final_normed"]
+    for state in (2, "final_normed"):
+        norms = reference.states(ids)[state].norm(dim=-1)
+        median = summary[str(state)]["norm_quantiles"]["0.5"]
+        assert abs(median / float(norms.median()) - 1) < 0.1
+
+
 def test_requests_of_others_pass_through_and_are_not_captured(session: CaptureSession) -> None:
     (ids,) = random_ids([300], seed=7)
     before = session.progress()
