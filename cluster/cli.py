@@ -63,13 +63,18 @@ def plan(
         float | None,
         typer.Option(min=0.0, metavar="TOKENS/S", help="Speed of one engine, for the time that it takes."),
     ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Start an engine, prove its capture and measure its speed.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what a run will do and take, and why it can't work, before anything is spent."""
     from cluster.plan import make_plan
     from cluster.plan_view import print_plan
 
-    made = make_plan(run_file, overrides or (), address=address, start=Path.cwd(), tokens_per_s=speed)
+    made = make_plan(
+        run_file, overrides or (), address=address, start=Path.cwd(), tokens_per_s=speed, start_engine=probe
+    )
     print_plan(made, as_json)
     if made.problems:
         raise typer.Exit(2)

@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 from numpy.typing import NDArray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.capture import flags
 from actors.capture.boundary import BoundaryRow, boundary_table
+from actors.capture.probe import Probe, probe
 from cluster.admission import Admission
 from cluster.collect import refuse_foreign
 from cluster.config import RunConfig, load_run
@@ -52,6 +55,8 @@ from storage.layout import Layout
 from storage.manifest import committed_samples, read_manifests
 from storage.prompts import PromptTable, prepare, prompts_identity, read_prepared
 
+PROBE_TOKENS = 16_384
+"""Of the run's rows, to measure an engine's speed with."""
 PREVIEW_TOKENS = 400
 """The preview is the first row of at most so many tokens, so that it fits a screen."""
 
@@ -67,6 +72,7 @@ class Plan:
         flags: SGLang's arguments that aren't the user's own, with their values.
         preview: id and pieces of one sample.
         resumes: the output holds this run's dump already.
+        probe: what the start of an engine showed, for people.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -82,6 +88,7 @@ class Plan:
     time: TimeForecast | None = None
     flags: dict[str, Any] = field(default_factory=dict)
     preview: tuple[str, tuple[Stretch, ...]] | None = None
+    probe: tuple[str, ...] = ()
 
     @contextlib.contextmanager
     def part(self) -> Iterator[None]:
@@ -107,6 +114,11 @@ class _Prepared:
     tokens: NDArray[np.int32]
     committed: NDArray[np.bool_]
 
+    def chosen(self, most_tokens: int) -> list[int]:
+        """Rows in the order of the file, of so many tokens together, one at least."""
+        ends = np.cumsum(self.tokens)
+        return [int(r) for r in self.rows[: max(1, int((ends <= most_tokens).sum()))]]
+
 
 def make_plan(
     run_file: str,
@@ -115,6 +127,7 @@ def make_plan(
     address: str | None,
     start: Path,
     tokens_per_s: float | None = None,
+    start_engine: bool = False,
 ) -> Plan:
     """Finds everything out.
 
@@ -124,6 +137,7 @@ def make_plan(
         address: Ray cluster to plan for; None plans for this machine, unless RAY_ADDRESS names one.
         start: folder that relative paths start from.
         tokens_per_s: speed of one engine, where it is known.
+        start_engine: start one where the run would, prove its capture and measure its speed.
 
     Raises:
         ConfigError: the run file itself can't be read.
@@ -146,8 +160,42 @@ def make_plan(
                 _check_seen(config, store, nodes)
         if run is not None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hsdump-plan-"))
-            _plan_run(plan, run, store, Store(folder), nodes, places, tokens_per_s)
+            prepared = _plan_run(plan, run, store, Store(folder), nodes, places)
+            if start_engine and places and prepared is not None and run.config.engine.kind == "sglang":
+                with plan.part():
+                    tokens_per_s = _probe(plan, run, prepared, places[0], tokens_per_s)
+            if plan.size is not None and tokens_per_s and places:
+                plan.time = forecast_time(plan.size, len(places), tokens_per_s)
     return plan
+
+
+def _probe(
+    plan: Plan, run: Run, prepared: _Prepared, node_id: str, tokens_per_s: float | None
+) -> float | None:
+    """Starts an engine on the run's own rows and ends it; the speed, unless it was given."""
+    gpus = plan.engines.gpus_per_engine if plan.engines is not None else 0
+    chosen = prepared.chosen(PROBE_TOKENS)
+    rows = [prepared.table.load(row).token_ids for row in chosen]
+    layout = run.layout(prepared.table.summary.longest_tokens)
+    spec = replace(engine_spec(run, layout, gpus, "", tempfile.mkdtemp(prefix="hsdump-probe-")), name="probe")
+    if ray.is_initialized():
+        where = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        task = ray.remote(probe).options(
+            name="probe", num_gpus=gpus, num_cpus=0 if gpus else 1, scheduling_strategy=where
+        )
+        found: Probe = ray.get(task.remote(spec, rows))
+    else:
+        found = probe(spec, rows)
+    plan.probe = found.lines
+    if found.error is not None:
+        raise found.error
+    too_long = int((prepared.tokens > found.max_sample_tokens).sum())
+    if too_long:
+        plan.problems.append(
+            f"{too_long} rows are longer than the {found.max_sample_tokens:,} tokens that an engine takes: lower "
+            "prompts.max_tokens to that, or give the KV pool more room (engine.args.mem_fraction_static)"
+        )
+    return tokens_per_s or found.tokens_per_s
 
 
 def _output(store: Store) -> Store:
@@ -200,8 +248,7 @@ def _plan_run(
     scratch: Store,
     nodes: Sequence[Node],
     places: Sequence[str],
-    tokens_per_s: float | None,
-) -> None:
+) -> _Prepared | None:
     plan.model = {
         "path": run.model_source,
         "architecture": run.model.architecture,
@@ -219,7 +266,7 @@ def _plan_run(
     with plan.part():
         prepared = _prepare(plan, run, store, scratch)
     if prepared is None:
-        return
+        return None
     plan.rows = forecast_rows(prepared.table.summary, prepared.tokens)
     with plan.part():
         plan.preview = _preview(run, prepared)
@@ -228,8 +275,6 @@ def _plan_run(
     if store is not None:
         plan.size = _size(run, layout, prepared, store, places)
         plan.problems += size_problems(plan.size, store.url)
-        if tokens_per_s is not None and places:
-            plan.time = forecast_time(plan.size, len(places), tokens_per_s)
     if nodes:
         with plan.part():
             engine = engine_spec(run, layout, gpus, "", "")
@@ -237,6 +282,7 @@ def _plan_run(
             weights = _weights_bytes(Path(run.model_path))
             plan.memory = forecast_memory(engine, coordinator, nodes, longest, weights, gpu_bytes())
             plan.problems += memory_problems(plan.memory)
+    return prepared
 
 
 def _prepare(plan: Plan, run: Run, store: Store | None, scratch: Store) -> _Prepared:

@@ -56,11 +56,15 @@ def print_plan(plan: Plan, as_json: bool) -> None:
         sample_id, pieces = plan.preview
         console.print(f"\nsample {escape(sample_id)}, [bold green]supervised tokens in green[/]:")
         console.print(coloured(pieces, _PREVIEW_CHARACTERS))
+    if plan.probe:
+        console.print("\nan engine was started and ended:")
+        for line in plan.probe:
+            console.print(f"  {line}", markup=False)
     console.print()
     for problem in plan.problems:
         console.print(f"[bold red]problem[/] {escape(problem)}")
     if not plan.problems:
-        console.print("[bold green]good[/] the run can work; nothing was written and no engine was started")
+        console.print("[bold green]good[/] the run can work; nothing was written")
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -159,7 +163,7 @@ def _memory_lines(m: MemoryForecast, gpus: int) -> Iterator[tuple[str, str]]:
 
 def _time(time: TimeForecast | None) -> str:
     if time is None:
-        return "not known: give --speed TOKENS/S, what one engine does"
+        return "not known: --speed TOKENS/S says what one engine does, --probe starts one and measures"
     return (
         f"{duration(time.seconds)} at {time.tokens_per_s:,.0f} tokens/s an engine, without loading the model; the "
         f"output takes {size(time.write_bytes_per_s)}/s meanwhile"
