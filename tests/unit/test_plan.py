@@ -12,11 +12,13 @@ import yaml
 from made_dumps import states_of, write_whole
 from tiny_tokenizer import tiny_tokenizer
 
+from actors.capture.probe import Probe
 from cluster.cli import run_cli
 from cluster.forecast import forecast_size, memory_problems, size_problems
 from cluster.placement import Node
 from cluster.plan import make_plan
 from storage.dump import create_dump
+from storage.errors import ProofFailed
 from storage.files import Store
 from storage.identity import Identity
 from storage.layout import Layout
@@ -169,3 +171,29 @@ def test_a_model_that_no_gpu_holds_is_refused(folder):
     assert memory_problems(plan.memory) == []
     tight = type(plan.memory)(**{**vars(plan.memory), "gpu_bytes": 100, "weights_bytes_per_gpu": 200})
     assert "raise engine.gpus" in memory_problems(tight)[0]
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        (Probe(True, ("go: ready",), {}, 4096, 30.0, 500.0), 0),
+        (Probe(True, ("go: ready",), {}, 20, 30.0, 500.0), 2),
+        (Probe(False, ("no-go",), {}, 0, 30.0, error=ProofFailed("boundary 2 is one layer off")), 2),
+    ],
+)
+def test_a_probe_decides_and_gives_the_speed(folder, capsys, monkeypatch, found: Probe, code: int):
+    monkeypatch.setattr("actors.capture.flags.installed_fields", lambda: ("disable_radix_cache", "tp_size"))
+    given = []
+    monkeypatch.setattr("cluster.plan.probe", lambda spec, rows: given.append((spec, rows)) or found)
+    got, plan = planned(capsys, "--probe", "--set", "engine.kind=sglang")
+    assert got == code
+    assert plan["flags"] == {"disable_radix_cache": True, "tp_size": 1}
+    assert plan["probe"] == list(found.lines)
+    ((spec, rows),) = given
+    assert (spec.gpus, len(rows)) == (1, 10)
+    if code == 0:
+        assert plan["time"]["tokens_per_s"] == 500.0
+    elif found.go:
+        assert "longer than the 20 tokens" in plan["problems"][0]
+    else:
+        assert plan["problems"] == ["boundary 2 is one layer off"]
