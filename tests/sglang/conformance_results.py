@@ -33,6 +33,10 @@ mixtures of experts, where a router that tips the other way moves single tokens.
 *Boundaries from* says where they are taken: at the model's own collector, or at the layers' inputs (boundary 0 always
 is). Nobody keeps a list for that: the proof at each start finds it out ([ADR 7](adr/0007-what-the-proof-sees.md)).
 A family that isn't here is accepted if that proof passes for it; so is another version of SGLang, with a warning.
+
+Gemma-2 and GPT-OSS don't start on a CPU: SGLang 0.5.23 asks Gemma-2's configuration for a `hidden_act` that it doesn't
+have, and GPT-OSS's attention needs a GPU backend. Tensor-parallel and data-parallel engines run on GPUs only. What an
+engine on GPUs does is in its own table, from `tests/gpu/run_conformance.py`.
 """
 
 
