@@ -40,7 +40,7 @@ class Member:
         pulse: the task that sees whether a writer still answers.
         progress: an engine's counter when it was last seen moving.
         progressed_s: when that was.
-        lost: it is being given up, or was.
+        lost: it is being given up, was, or has left.
     """
 
     name: str
@@ -109,12 +109,17 @@ class Crew:
     def dismiss_engine(self, name: str) -> None:
         """A drained engine that has nothing in flight is no longer part of the run."""
         self._ledger.dismiss_engine(name)
-        _cancel(self.engines.pop(name))
+        self._dismiss(self.engines.pop(name))
 
     def dismiss_writer(self, name: str) -> None:
         """A drained writer that has committed everything is no longer part of the run."""
         self._ledger.dismiss_writer(name)
-        _cancel(self.writers.pop(name))
+        self._dismiss(self.writers.pop(name))
+
+    def _dismiss(self, member: Member) -> None:
+        member.lost = True  # whoever waits for its answer asks the ledger about it no more
+        self._waiting.pop(member.name, None)
+        _cancel(member)
 
     @property
     def waiting(self) -> str | None:
