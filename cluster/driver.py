@@ -82,6 +82,7 @@ class Driver:
         self._asked_status = False
         self._summary: RunSummary | None = None
         self._reports: dict[str, Any] = {}
+        self._reports_wait = False
         self._statistics = StateStatisticsFile(store, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
         self._stop_asked = False
         self._stop_deadline: float | None = None
@@ -103,6 +104,8 @@ class Driver:
             self._staff.begin(nodes, self._coordinator)
             summary = self._loop()
             self._keep_statistics()
+            if self._reports_wait:
+                self._write_reports()
             return summary
         finally:
             self._staff.close()
@@ -190,7 +193,17 @@ class Driver:
         for line in report_lines(info.capture_report) if info.capture_report else made_up:
             say(f"{info.name}: {line}")
         self._reports[info.name] = dict(info.capture_report)
-        self._store.replace(REPORT_KEY, json.dumps(self._reports, indent=1).encode())
+        self._write_reports()
+
+    def _write_reports(self) -> None:
+        """An output that fails now mustn't end the run: what can't be written is tried again at the end."""
+        try:
+            self._store.replace(REPORT_KEY, json.dumps(self._reports, indent=1).encode())
+        except StorageError as error:
+            self._reports_wait = True
+            logger.warning("the capture report can't be written now: %s", error)
+        else:
+            self._reports_wait = False
 
     def _keep_statistics(self) -> None:
         """What the engines that still live say at the end; without an answer, what they said last."""
