@@ -23,6 +23,7 @@ from storage.reader import open_dump
 
 pytestmark = pytest.mark.slow
 
+PATIENCE_MS = 120_000
 LAYOUT = Layout(states=(0, 2, "final"), hidden_size=64, chunk_rows=4, shard_rows=256)
 HOSTILE = "</script><script>document.title = 'hacked'</script>"
 TIMELINE = [
@@ -69,6 +70,7 @@ def test_the_page_renders_without_the_network(
 ) -> None:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
     said: list[str] = []
     asked: list[str] = []
     page.on("console", lambda message: said.append(message.text))
@@ -101,6 +103,7 @@ def brightness(colour: str) -> float:
 
 def test_samples_can_be_browsed_and_are_text_only(browser: Browser, page_file: Path) -> None:
     page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
     page.goto(page_file.as_uri())
     page.locator("#list button").nth(1).click()
     assert page.locator("#sample-id").inner_text() == "sample 2/../é"
