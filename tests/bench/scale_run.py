@@ -66,7 +66,8 @@ def make_dump(folder: Path, tokens: NDArray[np.int32], layout: Layout) -> Store:
 def raylets(count: int) -> Iterator[list[str]]:
     """A cluster of so many raylets on this host; yields their node ids, the head first."""
     os.environ["PYTHONPATH"] = str(ROOT)
-    os.environ.setdefault("RAY_enable_worker_prestart", "0")
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # like the raylets; 15 is Ray's default
     node = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=node)
     try:
