@@ -178,7 +178,7 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
         + ("; ".join(f"{c['check'][12:]} {_short(c)}" for c in identity) or "nothing to compare"),
         "outputs: " + "; ".join(f"{c['check']}: {c['status']}" for c in outputs),
         f"proof: {count[PASSED]} checks passed, {count[FAILED]} failed, {count[UNPROVABLE]} not provable here"
-        + (f" ({rest})" if rest else "")
+        + (f" ({rest}: verify some samples, hsdump verify DUMP --reference 4)" if rest else "")
         + (f"; {report['warning']}" if report.get("warning") else ""),
     ]
 

@@ -113,7 +113,7 @@ def test_the_report_is_json_and_reads_in_five_lines():
     assert "llama.LlamaModel.forward in 1 scheduler process(es), pid 100" in lines[0]
     assert "[2, 4] by the model's own collector" in lines[1]
     assert "2 median 0.003; 4 not provable here: fused input" in lines[2]
-    assert "1 checks passed, 0 failed, 1 not provable here (identity of 4)" in lines[4]
+    assert "1 checks passed, 0 failed, 1 not provable here (identity of 4: verify some samples, " in lines[4]
 
 
 def test_only_a_wrong_state_of_the_collector_calls_for_another_place():
