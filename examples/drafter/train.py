@@ -203,7 +203,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, required=True, help="Folder for what is done.")
     parser.add_argument("--results", type=Path, required=True, help="JSON file to write.")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--draft-vocab-size", type=int, default=2048)
     args = parser.parse_args()
@@ -211,7 +211,7 @@ def main() -> None:
     on_the_cpu()
     args.runs.mkdir(parents=True, exist_ok=True)
     results = []
-    for seed in range(args.seeds):
+    for seed in args.seeds:
         for arm in ARMS:
             path = args.runs / f"{arm}-{seed}-{args.steps}.json"
             if not path.exists():
