@@ -121,7 +121,7 @@ def boundary_table(capture: CaptureSpec) -> tuple[BoundaryRow, ...]:
     rows: list[BoundaryRow] = []
     for b in capture.boundaries:
         layer = f"output of layer {b - 1}" if b else "embedding output"
-        rows.append(BoundaryRow(b, layer, f"hidden_states[{b}]", b - 1))
+        rows.append(BoundaryRow(b, layer, f"hidden_states[{b}]", b - 1 if b else None))
     if capture.final:
         rows.append(BoundaryRow("final", f"output of layer {n - 1}", "input of the final norm", None))
     if capture.final_normed:

@@ -71,5 +71,9 @@ def test_table_of_the_kimi_run_in_everybodys_numbers():
     assert rows[0].layer == "output of layer 2"
 
 
+def test_boundary_0_has_no_part_in_sglangs_collector():
+    assert [r.sglang_id for r in boundary_table(spec([0, 1, 2]))] == [None, 0, 1]
+
+
 def test_setter_ids_mean_the_output_of_a_layer():
-    assert setter_ids([0, 2, 15]) == [-1, 1, 14]
+    assert setter_ids([1, 2, 15]) == [0, 1, 14]
