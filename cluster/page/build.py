@@ -87,7 +87,7 @@ def _verdict(facts: Facts) -> tuple[str, str]:
     if facts.account.problems:
         return "not finished", "warn"
     if account.failed:
-        return f"{account.failed:,} rows failed", "bad"
+        return f"{account.failed:,} row{'s' * (account.failed != 1)} failed", "bad"
     return "complete", "good"
 
 
@@ -110,7 +110,8 @@ def _plots(facts: Facts) -> dict[str, Markup]:
         figures["lengths"] = plots.lengths(facts.dump.places.tokens)
     if facts.statistics is not None:
         figures["norms"] = plots.norms(facts.statistics)
-        figures["outliers"] = plots.outliers(facts.statistics)
+        if any(s.outliers for s in facts.statistics.states):
+            figures["outliers"] = plots.outliers(facts.statistics)
     return {name: Markup(plots.figure_html(figure, f"plot-{name}")) for name, figure in figures.items()}
 
 

@@ -23,6 +23,7 @@ def figure_html(figure: go.Figure, name: str) -> str:
         figure: to draw.
         name: id of the div.
     """
+    legend = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
     figure.update_layout(
         margin={"l": 56, "r": 16, "t": 16, "b": 44},
         height=320,
@@ -30,7 +31,7 @@ def figure_html(figure: go.Figure, name: str) -> str:
         plot_bgcolor="rgba(0,0,0,0)",
         colorway=COLOURS,
         font={"family": "system-ui, sans-serif", "size": 12},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        legend=legend,
         hovermode="closest",
     )
     figure.update_xaxes(automargin=True)
@@ -47,13 +48,18 @@ def throughput(timeline: Sequence[Mapping[str, Any]]) -> go.Figure:
     seconds = np.maximum(np.diff([p["s"] for p in timeline]), 1e-9)
     figure = go.Figure()
     figure.add_scatter(
-        x=at[1:], y=np.diff(tokens) / seconds, name="tokens/s", line={"shape": "hv", "width": 2}
+        x=at[1:],
+        y=np.diff(tokens) / seconds,
+        name="tokens/s",
+        mode="lines",
+        line={"shape": "vh", "width": 2},
     )
     figure.add_scatter(
         x=at,
         y=[p["committed_tokens"] for p in timeline],
         name="committed tokens",
         yaxis="y2",
+        mode="lines",
         line={"dash": "dot"},
     )
     figure.update_layout(
@@ -68,31 +74,38 @@ def where_time_went(timeline: Sequence[Mapping[str, Any]]) -> go.Figure:
     """Seconds of engines and writers, summed over them, as one bar each."""
     last = timeline[-1]
     parts = (
-        ("engines: with work", "engines", last["busy_s"]),
-        ("engines: waiting for what comes after", "engines", last["waiting_s"]),
-        ("engines: of it for the ring", "ring", last["ring_wait_s"]),
-        ("writers: writing", "writers", last["write_s"]),
-        ("writers: committing", "writers", last["seal_s"]),
+        ("work", "engines", last["busy_s"]),
+        ("starved", "engines", last["waiting_s"]),
+        ("forwards wait", "ring", last["ring_wait_s"]),
+        ("write", "writers", last["write_s"]),
+        ("commit", "writers", last["seal_s"]),
     )
     figure = go.Figure()
     for name, group, seconds in parts:
         figure.add_bar(
             x=[seconds], y=[group], name=name, orientation="h", hovertemplate=f"{name}: %{{x:.1f}} s"
         )
-    figure.update_layout(barmode="stack", xaxis_title="seconds, summed over engines or writers")
+    figure.update_layout(
+        barmode="stack",
+        xaxis_title="seconds, summed over engines or writers",
+        yaxis={"categoryorder": "array", "categoryarray": ["writers", "ring", "engines"]},
+        legend={"traceorder": "normal"},
+    )
     return figure
 
 
 def lengths(tokens: NDArray[np.int64]) -> go.Figure:
     """How long the committed samples are."""
-    counts, edges = np.histogram(tokens, bins=min(_BINS, max(1, len(np.unique(tokens)))))
+    low, high = int(tokens.min()), int(tokens.max())
+    width = -(-(high - low + 1) // _BINS)  # whole tokens, or bars would hold different numbers of lengths
+    counts, edges = np.histogram(tokens, bins=np.arange(low, high + width + 1, width))
     figure = go.Figure()
     figure.add_bar(
         x=(edges[1:] + edges[:-1]) / 2,
         y=counts,
         width=np.diff(edges) * 0.94,
         customdata=np.stack([edges[:-1], edges[1:]], axis=-1),
-        hovertemplate="%{customdata[0]:.0f} to %{customdata[1]:.0f} tokens: %{y} samples<extra></extra>",
+        hovertemplate="%{customdata[0]} to below %{customdata[1]} tokens: %{y} samples<extra></extra>",
         showlegend=False,
     )
     figure.update_layout(xaxis_title="tokens", yaxis_title="samples")

@@ -11,15 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_dumps import make_dump
+from made_dumps import IDENTITY, make_dump, states_of, write_whole
 from playwright.sync_api import Browser, sync_playwright
 
 from cluster.page.build import report
+from cluster.page.plots import outliers
 from cluster.page.statistics import read_statistics
 from cluster.preview import Stretch
+from storage.dump import create_dump
 from storage.errors import OutputError
+from storage.files import Store
 from storage.layout import Layout
 from storage.reader import open_dump
+from storage.shard import ShardWriter
 
 pytestmark = pytest.mark.slow
 
@@ -77,11 +81,11 @@ def test_the_page_renders_without_the_network(
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda request: asked.append(request.url))
     page.goto(page_file.as_uri())
-    page.wait_for_selector("#plot-outliers .main-svg")
+    page.wait_for_selector("#plot-norms .main-svg")
     assert said == []
     assert asked == [page_file.as_uri()]
     assert page.evaluate("document.documentElement.scrollWidth") <= width, "it scrolls sideways"
-    assert page.locator(".js-plotly-plot").count() == 5
+    assert page.locator(".js-plotly-plot").count() == 4
     for plot in page.locator(".js-plotly-plot").all():
         box = plot.bounding_box()
         assert box is not None
@@ -132,6 +136,21 @@ def test_statistics_are_those_of_the_states(tmp_path: Path) -> None:
     expected = np.concatenate([s.states(2).float().norm(dim=-1).numpy() for s in dump])
     assert found.tokens == 59
     np.testing.assert_allclose(np.sort(found.states[1].norms), np.sort(expected), rtol=1e-6)
+
+
+def test_outlier_channels_are_those_far_over_the_median(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    create_dump(store, IDENTITY, LAYOUT, {})
+    writer = ShardWriter(store, LAYOUT, "run", "writer-0", 20_000)
+    bits = states_of(LAYOUT, 0, 40)
+    bits[1, :, 17] = 0x42C8  # 100 as bfloat16
+    write_whole(writer, 0, bits)
+    writer.seal_all()
+    found = read_statistics(open_dump(str(tmp_path)))
+    assert found is not None
+    assert [[c.index for c in s.outliers] for s in found.states] == [[], [17], []]
+    assert 50 < found.states[1].outliers[0].ratio < 300
+    assert outliers(found).data[1].x == (17,)
 
 
 def test_a_report_that_cant_be_written_says_where(tmp_path: Path) -> None:
