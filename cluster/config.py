@@ -153,7 +153,7 @@ class WritersConfig(_Section):
     """A shard is sealed when nothing was written for so long, in seconds."""
     codec: Literal["none", "lz4-bitshuffle", "zstd"] = "none"
     """How states are compressed: about a fifth smaller, and several times the CPU time. Fixed when the dump is
-    made; a run that goes on with a dump keeps the dump's."""
+    made; a run with another codec than its dump's is refused."""
 
 
 class LimitsConfig(_Section):
