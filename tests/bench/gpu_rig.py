@@ -85,7 +85,7 @@ class Rig:
 
     def touch_store(self) -> None:
         """Uses as much of the object store once as a run has in flight: the first touch of memory is slow."""
-        spec = coordinator_spec(self.run, self.layout, self._nodes, "")
+        spec = coordinator_spec(self.run, self.layout, self._nodes, "", "")
         block = np.zeros(_BLOCK_BYTES, np.uint8)
         for ref in [ray.put(block) for _ in range(spec.limits.in_flight_bytes // _BLOCK_BYTES)]:
             ray.get(ref)
@@ -117,7 +117,7 @@ class Rig:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self._template, folder)
         self._generation += 1
-        run_spec = coordinator_spec(self.run, self.layout, self._nodes, str(folder))
+        run_spec = coordinator_spec(self.run, self.layout, self._nodes, str(folder), "")
         before = self._cpu_seconds()
         try:
             summary = self._lead(replace(run_spec, generation=self._generation), folder, writers)
@@ -143,7 +143,7 @@ class Rig:
         return Speed(self.tokens / summary.work_s, details)
 
     def _lead(self, spec: CoordinatorSpec, folder: Path, writers: int) -> RunSummary:
-        spec_of_writer = writer_spec(self.run, str(folder))
+        spec_of_writer = writer_spec(self.run, str(folder), "")
         members = [_start_writer(replace(spec_of_writer, name=f"writer-{i}")) for i in range(writers)]
         infos = ray.get([m.start.remote() for m in members])
         coordinator: Any = ray.remote(Coordinator).options(num_cpus=0).remote(spec)
