@@ -75,6 +75,10 @@ class EngineActor:
             capture_report=info.capture_report,
         )
 
+    async def phase(self) -> str:
+        """What it does on its way to work, for a person; answers while `start` goes on."""
+        return self._session.phase
+
     async def capture(self, batch: Batch) -> BatchRecord:
         """Prefills a batch; answers when every segment of it is ready.
 

@@ -174,6 +174,10 @@ class SyntheticEngine:
             capture_report={},
         )
 
+    async def phase(self) -> str:
+        """There is only one."""
+        return "ready"
+
     async def capture(self, batch: Batch) -> BatchRecord:
         """Takes its time over a batch and answers for each sample."""
         began_s = time.perf_counter()

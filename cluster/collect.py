@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from actors.run_messages import RunSummary
-from cluster.admission import Admission
+from cluster.admission import Admission, Needs
 from cluster.config import load_run
 from cluster.driver import Driver
 from cluster.fleet import Fleet
@@ -112,7 +112,15 @@ def collect_into(
         if not config.engine.wait_for_nodes_s:
             place_engines(nodes, gpus, config.engine.count)
         head = ray.get_runtime_context().get_node_id()
-        admission = Admission(store, run.run_id, head if config.writers.place == "head" else None)
+        needs = Needs(
+            gpus=gpus,
+            model=run.model_source if config.engine.kind == "sglang" else None,
+            model_path=run.model_path,
+            revision=config.model.revision,
+            only_on=head if config.writers.place == "head" else None,
+            fetch_within_s=config.engine.start_timeout_s,
+        )
+        admission = Admission(store, run.run_id, needs)
         admission.admit(nodes)
         log_dir = str(session.log_dir)
         fleet = Fleet(

@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.capture import flags
 from actors.capture.boundary import BoundaryRow, boundary_table
 from actors.capture.probe import Probe, probe
-from cluster.admission import Admission
+from cluster.admission import Admission, Needs
 from cluster.collect import refuse_foreign
 from cluster.config import RunConfig, load_run
 from cluster.forecast import (
@@ -233,7 +233,7 @@ def _check_seen(config: RunConfig, store: Store, nodes: Sequence[Node]) -> None:
     root = store.local_root
     made = root is not None and not root.exists()
     try:
-        Admission(store, "plan", None).admit(nodes)
+        Admission(store, "plan", Needs()).admit(nodes)
     finally:
         if made and root is not None and root.exists():
             for folder in (root / ".tmp", root):

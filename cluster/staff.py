@@ -24,6 +24,7 @@ from cluster.config import RunConfig
 from cluster.demand import Demand
 from cluster.farewells import Farewells
 from cluster.fleet import Fleet, Member
+from cluster.loading import Loading
 from cluster.losses import LossBudget
 from cluster.placement import Node, describe, free_places, missing_writers, read_nodes
 from cluster.release import has_enough, idle_engines
@@ -68,6 +69,7 @@ class Staff:
         self._hired = hired
         self._coordinator: Any = None
         self._farewells = Farewells(fleet, calls)
+        self._loading = Loading(calls)
         self._usable: set[str] = set()
         self._asked: set[str] = set()
         self._looking: set[str] = set()
@@ -119,6 +121,7 @@ class Staff:
         self._enforce_deadlines(nodes)
         self._fill(nodes)
         self._introduce()
+        self._loading.look(self._fleet.engines.values())
 
     def relax(self, status: Status) -> None:
         """Lets engines go that have nothing to do any more, so that their nodes can be taken away."""

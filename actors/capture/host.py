@@ -105,6 +105,15 @@ class EngineHost:
         return self._intake
 
     @property
+    def phase(self) -> str:
+        """What it does on its way to work, for a person."""
+        if self._started.done():
+            return "ready"
+        if self._engine is not None:
+            return "proving the capture"
+        return "starting processes" if self._intake is None else "loading the model"
+
+    @property
     def dead(self) -> HsdumpError | None:
         """Why a started engine is gone, if it is."""
         return self._dead
@@ -257,7 +266,7 @@ class EngineHost:
             self._fail_start(
                 EngineDead(
                     f"{self.spec.name} wasn't ready {self.spec.load_timeout_s:.0f} s after its start; see "
-                    f"{self.spec.log_dir}, or raise engine.load_timeout_s"
+                    f"{self.spec.log_dir}, or raise engine.start_timeout_s"
                 )
             )
 

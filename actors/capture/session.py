@@ -61,6 +61,11 @@ class CaptureSession:
         """
         return self._host.start()
 
+    @property
+    def phase(self) -> str:
+        """What it does on its way to work, for a person."""
+        return self._host.phase
+
     def submit(self, batch: Batch, token_ids: Sequence[np.ndarray[Any, Any]]) -> CaptureJob:
         """Hands a batch to the engine.
 
