@@ -1,6 +1,6 @@
 """How fast a dump is read back: hsdump beside plain preads and beside the formats that people use.
 
-    python tests/bench/bench_read.py [--rounds 5] [--mib 1024] [--dir FOLDER]
+    python tests/bench/bench_read.py [--rounds 5] [--mib 1024] [--dir FOLDER] [--readers NAME ...]
 
 In every round all readers take turns on the same samples, sequentially and in one random order, cold and warm. A
 row is called cold only if /proc/self/io says that the bytes came from the disk (else it is ``not-cold``). The
@@ -110,10 +110,14 @@ def _disk_bytes() -> int:
     return int(lines["read_bytes"])
 
 
-def bench(corpus: Corpus, pattern: str, cold: bool, rounds: int, root: Path) -> list[Row]:
+def bench(
+    corpus: Corpus, pattern: str, cold: bool, rounds: int, root: Path, only: Sequence[str] | None
+) -> list[Row]:
     """All readers in turn, several times over."""
     readers = SEQUENTIAL if pattern == "sequential" else RANDOM
     readers = {name: read for name, read in readers.items() if cold or name != "raw-direct"}
+    if only is not None:
+        readers = {name: read for name, read in readers.items() if name in ("raw", *only)}
     order = list(range(len(corpus.samples)))
     if pattern == "random":
         random.Random(1).shuffle(order)
@@ -150,7 +154,9 @@ def print_rows(rows: Sequence[Row]) -> None:
 def main() -> None:
     """Runs the bench."""
     mib_help = "states, MiB; three times as much disk is used"
-    args = options(__doc__, rounds=5, mib=1024, mib_help=mib_help).parse_args()
+    parser = options(__doc__, rounds=5, mib=1024, mib_help=mib_help)
+    parser.add_argument("--readers", nargs="+", help="only these beside raw")
+    args = parser.parse_args()
     args.dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         corpus = make_corpus(Path(folder), args.mib << 20)
@@ -164,7 +170,7 @@ def main() -> None:
             row
             for pattern in ("sequential", "random")
             for cold in (True, False)
-            for row in bench(corpus, pattern, cold, args.rounds, Path(folder))
+            for row in bench(corpus, pattern, cold, args.rounds, Path(folder), args.readers)
         ]
     print_rows(rows)
     keep_rows("read", rows)

@@ -1,6 +1,6 @@
 """What sending a shard to S3 costs this machine: CPU seconds for 10^9 bytes, over loopback.
 
-    python tests/bench/bench_s3.py [--mib 1024] [--rounds 3]
+    python tests/bench/bench_s3.py [--mib 1024] [--rounds 3] [--writers NAME ...]
 
 The server takes every body and keeps none, so the figure is the client's alone; it says nothing about the speed
 of a real store. hsdump's sink is beside obstore's own writer and s3fs, default and tuned.
@@ -133,6 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--writers", nargs="+", choices=WRITERS, default=list(WRITERS))
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
@@ -144,11 +145,12 @@ def main() -> None:
             "AWS_ACCESS_KEY_ID": "nobody",
             "AWS_SECRET_ACCESS_KEY": "nothing",
         }
-        results: dict[str, list[tuple[float, float]]] = {name: [] for name in WRITERS}
-        for write in WRITERS.values():
+        writers = {name: WRITERS[name] for name in args.writers}
+        results: dict[str, list[tuple[float, float]]] = {name: [] for name in writers}
+        for write in writers.values():
             write(np.zeros(PIECE_BYTES, np.uint8), 32)
         for _ in range(args.rounds):
-            for name, write in WRITERS.items():
+            for name, write in writers.items():
                 results[name].append(measure(write, args.mib))
     print(f"{'writer':12} {'CPU s/GB':>9} {'MB/s':>7}   (median of {args.rounds}, {args.mib} MiB each)")
     for name, found in results.items():

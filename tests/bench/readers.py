@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ import torch
 import zarr
 
 import storage
+from storage.files import Store
 from storage.layout import hidden_key
+from storage.verify import run_item, work_items
 
 PAGE_BYTES = 4096
 
@@ -106,6 +109,13 @@ def dataset(corpus: Corpus, order: Sequence[int]) -> None:
         touch_tensor(items[i]["hidden_states"])
 
 
+def verify(corpus: Corpus, order: Sequence[int]) -> None:
+    """What `hsdump verify` does in one process: every shard in a thread; hashes and looks at every value."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for found in pool.map(run_item, work_items(Store(str(corpus.dump)))):
+            assert not found.problems
+
+
 def zarr_python(corpus: Corpus, order: Sequence[int]) -> None:
     """The dump's array through zarr-python, a slice a sample."""
     array = zarr.open_array(str(corpus.dump / "hidden"), mode="r")
@@ -147,6 +157,7 @@ SEQUENTIAL: dict[str, Reader] = {
     "hsdump": stream,
     "hsdump-unchecked": stream_unchecked,
     "hsdump-dataset": dataset,
+    "hsdump-verify": verify,
     "zarr-python": zarr_python,
     "tensorstore": tensorstore_zarr,
     "safetensors": safetensors_files,
@@ -157,4 +168,4 @@ RANDOM: dict[str, Reader] = {
     "hsdump": dataset,
     "hsdump-stream": stream,
 }
-del RANDOM["hsdump-dataset"], RANDOM["hsdump-unchecked"]
+del RANDOM["hsdump-dataset"], RANDOM["hsdump-unchecked"], RANDOM["hsdump-verify"]

@@ -1,0 +1,100 @@
+"""What the settings of the local sink are worth, and how fast it is where the file system offers less.
+
+    python tests/bench/bench_sinks.py [--rounds 7] [--mib 1024] [--dir FOLDER]
+
+Each variant writes the same dump between two writes as they are shipped; ``x shipped`` is the median over the rounds of
+its speed over that of its neighbours. ``--dir /dev/shm/bench`` measures tmpfs.
+"""
+
+from __future__ import annotations
+
+import mmap
+import random
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from bench_storage import Write, make_samples, measure
+from on_disk import machine, options
+
+from storage.layout import Layout
+
+HIDDEN_SIZE = 7168
+
+
+def shared_memory(length: int) -> Any:
+    """A buffer as `mmap.mmap` makes it by default, without huge pages."""
+    return np.frombuffer(mmap.mmap(-1, length), np.uint8)
+
+
+def nothing(*args: Any) -> None:
+    """Instead of pacing or allocating."""
+
+
+def refused(*args: Any) -> None:
+    """Instead of opening for direct writes."""
+
+
+Patches = Mapping[str, Any]
+VARIANTS: Mapping[str, Patches] = {
+    "shipped": {},
+    "4 buffers": {"BUFFERS": 4},
+    "12 buffers, 4 writes at a time": {"BUFFERS": 12, "DEPTH": 4},
+    "buffers of 1 MiB": {"BUFFER_BYTES": 1 << 20, "BUFFERS": 12},
+    "buffers of 8 MiB": {"BUFFER_BYTES": 8 << 20},
+    "one write at a time": {"DEPTH": 1},
+    "nothing allocated ahead": {"has_block_device": lambda fd: False},
+    "no huge pages": {"aligned_memory": shared_memory},
+    "no O_DIRECT": {"_open_direct": refused},
+    "no O_DIRECT, not paced": {
+        "_open_direct": refused,
+        "start_writeback": nothing,
+        "finish_writeback": nothing,
+    },
+}
+
+
+def run(write: Callable[[], Write], patches: Patches) -> Write:
+    """One write with other settings."""
+    with ExitStack() as stack:
+        for name, value in {"_idle_buffers": [], **patches}.items():
+            stack.enter_context(mock.patch(f"storage.sinks.{name}", value))
+        return write()
+
+
+def main() -> None:
+    """Runs the bench."""
+    args = options(__doc__, rounds=7, mib=1024, mib_help="states in one write, MiB").parse_args()
+    args.dir.mkdir(parents=True, exist_ok=True)
+    layout = Layout(states=(2, 16, 29, "final"), hidden_size=HIDDEN_SIZE)
+    samples = make_samples(HIDDEN_SIZE, args.mib << 20)
+    print(f"{machine()}; {args.rounds} rounds; H = {HIDDEN_SIZE}, {args.mib} MiB")
+    ratios: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    writes: dict[str, list[Write]] = {name: [] for name in VARIANTS}
+    with tempfile.TemporaryDirectory(dir=args.dir) as folder:
+
+        def write() -> Write:
+            return measure("hsdump-hashed", Path(folder) / "dump", layout, samples)
+
+        before = run(write, {})
+        turns = args.rounds * list(VARIANTS)
+        random.Random(0).shuffle(turns)
+        for name in turns:
+            found = run(write, VARIANTS[name])
+            before, after = run(write, {}), before
+            writes[name].append(found)
+            ratios[name].append((before.wall_s + after.wall_s) / 2 / found.wall_s)
+    print(f"{'variant':<32} {'MB/s':>6} {'x shipped':>9} {'CPU s/GB':>9}")
+    for name, found in writes.items():
+        speed = statistics.median(w.mb_per_s for w in found)
+        spent = statistics.median(w.cpu_s / (w.bytes / 1e9) for w in found)
+        print(f"{name:<32} {speed:>6.0f} {statistics.median(ratios[name]):>9.2f} {spent:>9.2f}")
+
+
+if __name__ == "__main__":
+    main()
