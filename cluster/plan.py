@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.capture import flags
 from actors.capture.boundary import BoundaryRow, boundary_table
 from actors.capture.probe import Probe, probe
+from actors.models import WEIGHT_SUFFIXES
 from cluster.admission import Admission, Needs
 from cluster.collect import refuse_foreign
 from cluster.config import RunConfig, load_run
@@ -43,7 +44,7 @@ from cluster.machine import gpu_bytes, this_machine
 from cluster.output import open_output
 from cluster.placement import Node, gpus_per_engine, place_engines, read_nodes
 from cluster.preview import Stretch, load_tokenizer, stretches
-from cluster.run import WEIGHT_SUFFIXES, Run, resolve
+from cluster.run import Run, resolve
 from cluster.serving import serving_ids
 from cluster.session import connect
 from cluster.specs import coordinator_spec, engine_spec

@@ -13,14 +13,12 @@ import xxhash
 from actors.capture.boundary import resolve_boundaries
 from actors.capture.flags import check_flags, check_names, declared_fields
 from actors.capture.model_info import ModelInfo, read_model_info
-from actors.models import local_model
+from actors.models import WEIGHT_SUFFIXES, local_model
 from cluster.config import MarkersPolicy, PromptsConfig, RunConfig, local_path
 from storage.errors import ConfigError
 from storage.identity import Identity
 from storage.layout import Layout, State, shard_rows_for
 from storage.prompts import LossMask, PromptSpec
-
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt")
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ def resolve(config: RunConfig, start: Path) -> Run:
         check_names(config.engine.args, known)
     here = local_path(config.model.path, start)
     source = here if Path(here).is_dir() else config.model.path
-    model_path = local_model(source, config.model.revision)
+    model_path = local_model(source, config.model.revision, weights=real)
     model = read_model_info(model_path)
     boundaries, last = resolve_boundaries(config.capture.boundaries, model.num_layers)
     prompts = _prompt_spec(config.prompts, config, model_path, model, start)
