@@ -160,6 +160,10 @@ def run(case: Case, models: Path, logs: Path) -> dict[str, Any]:
         return row | {"refused": f"{type(error).__name__}: {error}", "right": False}
     p99 = None if case.quantised else P99_MOE if case.moe else P99_DENSE
     wrong = [w for e in errors if (w := e.wrong(p99))]
+    if any(e.state == "final_normed" and e.wrong(p99) for e in errors):
+        wrong.append(
+            "the engine's own output is as far from Hugging Face's, so it is the engine that differs"
+        )
     return row | {
         "states": [dataclasses.asdict(e) for e in errors],
         "right": not wrong,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 LAYERS, HIDDEN, VOCAB = 8, 256, 1024
-PREFIX = "tiny-v2"
+PREFIX = "tiny-v3"
 """Of the folders' names; another one when the models change, since they are kept."""
 
 MOE = ("qwen3_moe", "mixtral", "gpt_oss", "deepseek_v2", "deepseek_v3", "kimi_k25")
@@ -93,7 +93,8 @@ def config_of(family: str) -> Any:
             **COMMON, **HEADS, num_local_experts=8, num_experts_per_tok=2, sliding_window=128
         )
     if family == "deepseek_v2":
-        moe = DEEPSEEK_MOE | {"topk_method": "group_limited_greedy", "norm_topk_prob": False}
+        # Without groups: transformers 5.12's own DeepSeek-V2 can't route with them.
+        moe = DEEPSEEK_MOE | {"n_group": 1, "topk_group": 1, "topk_method": "greedy", "norm_topk_prob": False}
         return hf.DeepseekV2Config(**COMMON, **MLA, **moe, rope_scaling=dict(YARN))
     if family in ("deepseek_v3", "kimi_k25"):
         return hf.DeepseekV3Config(**COMMON, **MLA, **DEEPSEEK_MOE, rope_scaling=dict(YARN))
@@ -145,6 +146,10 @@ def _finish(family: str, folder: Path) -> None:
         _edit_config(folder, {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"})
     if family == "deepseek_v2":
         _edit_config(folder, {"moe_layer_freq": 1, "scoring_func": "softmax"})
+    if family == "gemma2":
+        _edit_config(folder, {"hidden_act": "gelu_pytorch_tanh"})
+    if family == "gpt_oss":
+        _edit_config(folder, {"swiglu_limit": 7.0})
 
 
 def _wrapped_in_kimi(text: Path, folder: Path) -> Path:
