@@ -34,9 +34,9 @@ mixtures of experts, where a router that tips the other way moves single tokens.
 is). Nobody keeps a list for that: the proof at each start finds it out ([ADR 7](adr/0007-what-the-proof-sees.md)).
 A family that isn't here is accepted if that proof passes for it; so is another version of SGLang, with a warning.
 
-Gemma-2 and GPT-OSS are tried on GPUs only: their attention (soft caps, sinks) needs a GPU backend. So are tensor-parallel
-and data-parallel engines. Those tables come from `tests/gpu/run_conformance.py`. Quantised weights give other states than
-the reference's: there only the nearest state is judged.
+Gemma-2 and GPT-OSS are tried on GPUs only, since their attention (soft caps, sinks) needs a GPU backend; so are
+tensor-parallel and data-parallel engines. Those tables come from `tests/gpu/run_conformance.py`. Quantised weights give
+other states than the reference's: there only the nearest state is judged.
 """
 
 

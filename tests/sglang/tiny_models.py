@@ -112,9 +112,11 @@ def make(family: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config_of(family), dtype=torch.bfloat16)
+    # Scales of one would make a state and its norm much alike; Gemma's norms multiply by 1 + weight.
+    low = -0.5 if family.startswith("gemma") else 0.5
     for name, parameter in model.named_parameters():
-        if "norm" in name:  # all ones would make a state and its norm much alike
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        if "norm" in name:
+            torch.nn.init.uniform_(parameter, low, low + 1.0)
     partial = Path(tempfile.mkdtemp(dir=folder))
     model.save_pretrained(partial)
     _finish(family, partial)
