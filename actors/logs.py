@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 
 def log_to_file(log_dir: str, name: str) -> None:
@@ -22,3 +25,4 @@ def log_to_file(log_dir: str, name: str) -> None:
     logging.getLogger().addHandler(handler)
     for package in ("actors", "storage"):
         logging.getLogger(package).setLevel(logging.INFO)
+    logger.info("%s is process %d", name, os.getpid())

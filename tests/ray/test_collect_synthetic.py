@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -86,6 +87,9 @@ def test_a_killed_coordinator_is_replaced_while_the_engine_goes_on(run: Path, tm
     assert f"{ROWS} rows = {ROWS} committed + 0 skipped + 0 failed" in collecting.text
     assert "Traceback" not in collecting.text
     assert_complete(tmp_path)
+    assert len(json.loads((tmp_path / "dump/run.json").read_text())["timeline"]) > 1
+    logs = Path(re.findall(r"logs: (\S+)", collecting.text)[-1])
+    assert {f.name for f in logs.iterdir()} >= {"coordinator-0.log", "coordinator-1.log", "writer-0.log"}
 
 
 def test_a_killed_driver_is_resumed_by_the_same_command(run: Path, tmp_path: Path) -> None:
