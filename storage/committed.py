@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from storage.files import Store
@@ -61,13 +62,24 @@ def read_places(store: Store, known: Collection[int] = ()) -> pa.Table:
 
 def concat(places: Iterable[pa.Table]) -> pa.Table:
     """Several tables of `PLACES`, perhaps none, as one."""
-    return pa.concat_tables([PLACES.empty_table(), *places]).combine_chunks()
+    pieces = pa.concat_tables([PLACES.empty_table(), *places])
+    columns = []
+    for name in PLACES.names:  # column by column, each freed at once: the whole is never held twice
+        columns.append(pieces[name].combine_chunks())
+        pieces = pieces.drop_columns(name)
+    return pa.table(columns, schema=PLACES)
 
 
 def counting(places: pa.Table) -> pa.Table:
     """Of several copies of a row the one in the lowest shard, in the order of the rows."""
+    return places.take(counting_order(places))
+
+
+def counting_order(places: pa.Table) -> npt.NDArray[np.int64]:
+    """Which rows of ``places`` `counting` takes, in its order."""
     row, shard = places["row"].to_numpy(), places["shard"].to_numpy()
     order = np.lexsort((shard, row))
     first = np.ones(order.size, np.bool_)
     first[1:] = row[order][1:] != row[order][:-1]
-    return places.take(order[first])
+    counted: npt.NDArray[np.int64] = order[first]
+    return counted

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage.committed import counting, read_places
+from storage.committed import read_places
 from storage.errors import AlreadyExists, CorruptDump, IdentityMismatch, OutputError
 from storage.files import Store
 from storage.identity import Identity
@@ -23,7 +23,7 @@ from storage.layout import (
     token_array_metadata,
 )
 from storage.manifest import committed_shards
-from storage.table import Account, Outcome, build_table, count, outcome_table, write_table
+from storage.table import Account, Outcome, outcome_table, write_table
 
 FORMAT = "hsdump"
 FORMAT_VERSION = 1
@@ -194,14 +194,11 @@ def finalise(store: Store, outcomes: pa.Table | Iterable[Outcome]) -> Account:
         StorageError: writing failed.
     """
     layout = read_header(store).layout
-    places = counting(read_places(store))
-    table = build_table(
-        layout, places, outcomes if isinstance(outcomes, pa.Table) else outcome_table(outcomes)
-    )
+    elsewhere = outcomes if isinstance(outcomes, pa.Table) else outcome_table(outcomes)
+    places = read_places(store)
     _write_arrays(store, layout, max(committed_shards(store), default=0) + 1)
     store.remove_sinks()
-    write_table(store, table)
-    return count(table)
+    return write_table(store, layout, places, elsewhere)
 
 
 def _capacity(store: Store, layout: Layout) -> int:

@@ -22,16 +22,18 @@ from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from storage.committed import read_places
+from storage.committed import counting_order, read_places
 from storage.errors import CorruptDump, IncompleteRun
 from storage.files import Store
 from storage.layout import Layout
 
 TABLE_KEY = "samples.parquet"
+_GROUP_ROWS = 1 << 16
 ACCOUNT_FIELD = b"hsdump_account"
 SCHEMA = pa.schema(
     [
@@ -106,36 +108,63 @@ def outcome_table(outcomes: Iterable[Outcome]) -> pa.Table:
     return pa.Table.from_pylist([asdict(outcome) for outcome in outcomes], schema=OUTCOMES)
 
 
-def build_table(layout: Layout, places: pa.Table, outcomes: pa.Table) -> pa.Table:
-    """The table of `TABLE_KEY`; a row that is committed counts as that whatever its outcome says.
+def write_table(store: Store, layout: Layout, places: pa.Table, outcomes: pa.Table) -> Account:
+    """Puts `TABLE_KEY` in place, zstd-compressed, made and written a few rows at a time.
+
+    A row that is committed counts as that whatever its outcome says.
 
     Args:
-        layout: the dump's geometry.
-        places: of the committed samples, as `storage.committed.counting` gives them.
+        store: the dump.
+        layout: its geometry.
+        places: `storage.committed.PLACES` of every copy of the committed samples.
         outcomes: `OUTCOMES` of the rows that aren't committed.
+
+    Returns:
+        The counts.
 
     Raises:
         CorruptDump: an outcome says committed and no manifest has that row.
         IncompleteRun: a row between the first and the last has neither.
+        StorageError: writing failed.
     """
-    outcomes = outcomes.filter(pc.invert(pc.is_in(outcomes["row"], places["row"].combine_chunks())))
+    counted = counting_order(places)
+    held = places["row"].to_numpy()[counted]
+    outcomes = outcomes.filter(pc.invert(pc.is_in(outcomes["row"], pa.array(held))))
+    _refuse_unheld(outcomes)
+    rows = np.concatenate([held, outcomes["row"].to_numpy()])
+    order = np.argsort(rows, kind="stable")
+    _require_each_once(rows[order])
+    tokens = int(places["tokens"].to_numpy()[counted].sum(dtype=np.int64))
+    failed = pc.sum(pc.equal(outcomes["status"], "failed")).as_py() or 0
+    account = Account(len(rows), len(held), len(outcomes) - failed, failed, tokens)
+    schema = SCHEMA.with_metadata({ACCOUNT_FIELD: json.dumps(asdict(account))})
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
+        for start in range(0, max(len(rows), 1), _GROUP_ROWS):
+            which = order[start : start + _GROUP_ROWS]
+            here = committed_table(layout, places.take(counted[which[which < len(held)]]))
+            nowhere = _without_places(outcomes.take(which[which >= len(held)] - len(held)))
+            writer.write_table(pa.concat_tables([here, nowhere]).sort_by("row"))
+    store.replace(TABLE_KEY, sink.getvalue().to_pybytes())
+    return account
+
+
+def _refuse_unheld(outcomes: pa.Table) -> None:
     claimed = outcomes.filter(pc.equal(outcomes["status"], "committed"))
     for record in claimed.slice(0, 1).to_pylist():
         raise CorruptDump(
             f"row {record['row']} ({record['sample_id']!r}) was reported as committed and no manifest has "
             "it; run the same command again to collect it anew"
         )
-    table = pa.concat_tables([committed_table(layout, places), _without_places(outcomes)])
-    rows = table["row"].to_numpy()
-    order = np.argsort(rows, kind="stable")
-    wrong = np.flatnonzero(rows[order] != np.arange(rows.size))
+
+
+def _require_each_once(rows: npt.NDArray[np.int64]) -> None:
+    wrong = np.flatnonzero(rows != np.arange(rows.size))
     if wrong.size:
         raise IncompleteRun(
             f"row {wrong[0]} is neither committed nor skipped nor failed, or more than one of them; run the same "
             "command again"
         )
-    table = table.take(order)
-    return table.replace_schema_metadata({ACCOUNT_FIELD: json.dumps(asdict(count(table)))})
 
 
 def _without_places(outcomes: pa.Table) -> pa.Table:
@@ -148,13 +177,6 @@ def count(table: pa.Table) -> Account:
     """The account of a table."""
     counts = {s: pc.sum(pc.equal(table["status"], s)).as_py() or 0 for s in get_args(Status)}
     return Account(rows=len(table), **counts, tokens=pc.sum(table["tokens"]).as_py() or 0)
-
-
-def write_table(store: Store, table: pa.Table) -> None:
-    """Puts the table in place, zstd-compressed."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    store.replace(TABLE_KEY, sink.getvalue().to_pybytes())
 
 
 def read_table(store: Store) -> pa.Table | None:

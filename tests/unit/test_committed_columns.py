@@ -53,7 +53,7 @@ def test_a_committed_sample_more_takes_no_python_objects(
     for store in (few, many):
         finalise(store, [])
     grown = peak_bytes(lambda: work(many)) - peak_bytes(lambda: work(few))
-    assert grown / (40 * SAMPLES) < 100, "bytes for each sample more"
+    assert grown / (40 * SAMPLES) < 200, "bytes for each sample more; an object takes a thousand"
 
 
 def test_columns_say_what_the_manifests_say(tmp_path: Path) -> None:
