@@ -105,17 +105,19 @@ def run_item(item: VerifyItem) -> ShardFindings:
     """Checks one shard, reading it once in small pieces.
 
     Raises:
+        OutputError: the dump can't be seen from here.
         StorageError: the storage fails; what is wrong with the dump itself is in the findings.
     """
     store = Store(item.dump_url)
+    layout = read_header(store).layout
     try:
         manifest = read_manifest(store, item.shard)
     except (CorruptDump, FileNotFoundError) as exc:
         return ShardFindings(item.shard, 0, 0, 0, (Problem(str(exc), item.shard),))
     samples = [s for s in manifest.samples if item.rows is None or s.row in item.rows]
-    check = _Check(store, read_header(store).layout, manifest, samples)
-    if manifest.layout != check.layout:
-        check.say_all(f"the manifest's layout {manifest.layout} isn't the dump's {check.layout}")
+    check = _Check(store, layout, manifest, samples)
+    if manifest.layout != layout:
+        check.say_all(f"the manifest's layout {manifest.layout} isn't the dump's {layout}")
     else:
         _check_states(check)
         _check_columns(check)
