@@ -43,7 +43,7 @@ demo-drafter: install $(MODEL)/config.json
 	$(BIN)/hsdump export $(DRAFTER)/dump --to speculators $(DRAFTER)/export \
 	    --boundaries 2,15,27 --split 0.12 --draft-vocab-size 2048
 	$(BIN)/hsdump export $(DRAFTER)/dump --to speculators $(DRAFTER)/export-wrong \
-	    --boundaries 3,16,28,29 --split 0.12
+	    --boundaries 3,16,28 --split 0.12
 	PYTHONPATH=$(PACKAGES) $(BIN)/python examples/drafter/train.py $(MODEL) $(DRAFTER)/export \
 	    $(DRAFTER)/export-wrong --runs $(DRAFTER)/runs --results $(DRAFTER)/results.json
 	PYTHONPATH=$(PACKAGES) $(BIN)/python examples/drafter/report.py $(DRAFTER)/results.json bench/out/drafter

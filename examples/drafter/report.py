@@ -21,7 +21,7 @@ KEPT = ("states", "seed", "steps", "first_loss", "final_loss", "heldout_loss", "
 WHAT = {
     "captured": "as captured",
     "shuffled": "states of another sample",
-    "final_wrong": "target from boundary N-1",
+    "final_wrong": "target normed twice",
     "off_by_one": "trained one boundary off",
 }
 

@@ -1,7 +1,7 @@
 """Trains small EAGLE-3 drafters with speculators from what a dump holds, and from what it must not hold.
 
     hsdump export DUMP --to speculators EXPORT --boundaries 2,15,27 --split 0.12 --draft-vocab-size 2048
-    hsdump export DUMP --to speculators WRONG --boundaries 3,16,28,29 --split 0.12
+    hsdump export DUMP --to speculators WRONG --boundaries 3,16,28 --split 0.12
     python examples/drafter/train.py MODEL EXPORT WRONG --runs RUNS --results drafter.json
 
 Four arms, each from the same seeds and for as many steps, all evaluated on the captured states of the held-out
@@ -9,7 +9,7 @@ samples:
 
     captured      what was captured: boundaries 2, 15, 27 and the final state
     shuffled      boundaries of another sample: shows how far token ids alone get
-    final_wrong   the target's last state taken one layer early, from boundary N-1
+    final_wrong   the target's last state after the final norm, which the trainer then norms again
     off_by_one    trained one boundary further, 3, 16, 28
 
 It is speculators' own model, dataset, packing, collation, shift, loss and training loop. Its trainer assumes an
@@ -51,11 +51,12 @@ class Arm(Dataset[Item]):
     Args:
         name: one of `ARMS`.
         right: the export of the boundaries that the drafter is served with.
-        wrong: the export of the neighbouring boundaries and, last, N-1; the same rows.
+        wrong: the export of the neighbouring boundaries; the same rows.
+        norm: the target's final norm.
     """
 
-    def __init__(self, name: str, right: ArrowDataset, wrong: ArrowDataset) -> None:
-        self._name, self._right, self._wrong = name, right, wrong
+    def __init__(self, name: str, right: ArrowDataset, wrong: ArrowDataset, norm: torch.nn.Module) -> None:
+        self._name, self._right, self._wrong, self._norm = name, right, wrong, norm
         self.approx_lengths = right.approx_lengths
 
     def __len__(self) -> int:
@@ -63,14 +64,14 @@ class Arm(Dataset[Item]):
 
     def __getitem__(self, index: int) -> Item:
         item: Item = self._right[index]
-        width = item["hidden_states"].shape[1]
         if self._name == "shuffled":
             other = self._right[(index + len(self) // 2) % len(self)]["hidden_states"]
             item["hidden_states"] = other[torch.arange(len(item["input_ids"])) % len(other)]
         elif self._name == "final_wrong":
-            item["verifier_last_hidden_states"] = self._wrong[index]["hidden_states"][:, width:]
+            with torch.no_grad():
+                item["verifier_last_hidden_states"] = self._norm(item["verifier_last_hidden_states"].float())
         elif self._name == "off_by_one":
-            item["hidden_states"] = self._wrong[index]["hidden_states"][:, :width]
+            item["hidden_states"] = self._wrong[index]["hidden_states"]
         return item
 
 
@@ -154,7 +155,8 @@ def run(args: argparse.Namespace, arm: str, seed: int) -> dict[str, Any]:
     began_s = time.monotonic()
     model = make_model(args.model, args.export, args.draft_vocab_size)
     hidden_size = model.config.transformer_layer_config.hidden_size
-    train = loader(Arm(arm, opened(args.export, "train"), opened(args.wrong, "train")), hidden_size, seed)
+    samples = Arm(arm, opened(args.export, "train"), opened(args.wrong, "train"), model.verifier_norm)
+    train = loader(samples, hidden_size, seed)
     heldout = loader(opened(args.export, "eval"), hidden_size, 0)
     call = {"ttt_steps": 1, "loss_config": resolve_loss_config("kl_div", "eager")}
     losses = Losses()
@@ -204,6 +206,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True, help="JSON file to write.")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--arms", choices=ARMS, nargs="+", default=list(ARMS))
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--draft-vocab-size", type=int, default=2048)
     args = parser.parse_args()
@@ -212,7 +215,7 @@ def main() -> None:
     args.runs.mkdir(parents=True, exist_ok=True)
     results = []
     for seed in args.seeds:
-        for arm in ARMS:
+        for arm in args.arms:
             path = args.runs / f"{arm}-{seed}-{args.steps}.json"
             if not path.exists():
                 result = run(args, arm, seed)
