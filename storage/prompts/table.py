@@ -14,13 +14,14 @@ import pyarrow.parquet as pq
 
 from storage.errors import CorruptDump, OutputError
 from storage.files import Store
-from storage.prompts.parts import PREPARED_KEY, read_prepared
+from storage.prompts.parts import PREPARED_KEY, SCHEMA, read_prepared
 from storage.prompts.spec import PartInfo, PreparedRow, PreparedSummary
 
 TO_COLLECT = 0
 SKIPPED = 1
 
 _CACHED_GROUPS = 8
+_BATCH_ROWS = 1 << 16
 _ROW_COLUMNS = ("row", "source_row", "skip_reason", "sample_id", "token_ids", "loss_mask")
 
 
@@ -106,11 +107,17 @@ class PromptTable:
 
     def skipped(self) -> pa.Table:
         """``row``, ``sample_id`` and ``skip_reason`` of every skipped row, in order."""
-        tables = [
-            self._read_columns(part, ["row", "sample_id", "skip_reason"])
-            for part in range(len(self.summary.parts))
-        ]
-        return pa.concat_tables(t.filter(t["skip_reason"].is_valid()) for t in tables)
+        names = ["row", "sample_id", "skip_reason"]
+        found = [pa.schema([SCHEMA.field(name) for name in names]).empty_table()]
+        for part in range(len(self.summary.parts)) if self.status.any() else ():
+            with self._store.open_read(self.summary.parts[part].key) as file:
+                reader = pq.ParquetFile(file, metadata=self._metadata[part])
+                try:
+                    for batch in reader.iter_batches(_BATCH_ROWS, columns=names):
+                        found.append(pa.table(batch.filter(batch["skip_reason"].is_valid())))
+                except (pa.ArrowException, OSError) as exc:
+                    raise self._unreadable(part, exc) from exc
+        return pa.concat_tables(found)
 
     def sample_ids(self, rows: npt.NDArray[np.int64]) -> pa.ChunkedArray:
         """The ids of some rows, by one look at that column."""
