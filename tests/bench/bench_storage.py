@@ -141,6 +141,7 @@ def bench(hidden_size: int, rounds: int, pairs: int, total_bytes: int, folder: P
             round(statistics.median(w.cpu_s / (w.bytes / 1e9) for w in found), 3),
         )
         for name, found in writes.items()
+        if found
     ]
 
 
