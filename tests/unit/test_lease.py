@@ -142,3 +142,15 @@ def test_a_record_that_nobody_can_read_is_watched_too(store: Store, elsewhere: N
     lease.take(store, "two", seen.append, time_s=TIME_S)
     assert seen == [None]
     assert [key for key, _ in store.list("lease")] == ["lease/00000005.json"]
+
+
+def test_a_process_of_another_machine_isnt_looked_up_here(store: Store, elsewhere: None):
+    """Its id may be free, or somebody else's, on this machine."""
+    lease.take(store, "there", time_s=TIME_S)
+    ((key, _),) = store.list(lease.LEASE_FOLDER)
+    owner = lease._owner(store.read(key))
+    assert owner is not None
+    store.replace(key, replace(owner, process=(2**22 + 1, 1)).to_bytes())
+    watched: list[object] = []
+    lease.take(store, "two", watched.append, time_s=TIME_S)
+    assert len(watched) == 1
