@@ -56,8 +56,13 @@ def read_places(store: Store, known: Collection[int] = ()) -> pa.Table:
         StorageError: the dump can't be read.
     """
     shards = [shard for shard in committed_shards(store) if shard not in known]
+    blocks = []
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        return concat(pool.map(lambda shard: manifest_places(read_manifest(store, shard)), shards))
+        # Block by block, and columns in this thread: what is parsed is never held for more than a few shards.
+        for start in range(0, len(shards), READ_THREADS):
+            manifests = pool.map(lambda n: read_manifest(store, n), shards[start : start + READ_THREADS])
+            blocks.append(concat(manifest_places(manifest) for manifest in manifests))
+    return concat(blocks)
 
 
 def concat(places: Iterable[pa.Table]) -> pa.Table:
