@@ -52,12 +52,20 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
+def command_of(process: psutil.Process) -> list[str]:
+    """Its command line; empty for one that has just ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 def pid_of(collecting: Collecting, actor: str) -> int:
     """The process of an actor of the command's own cluster, by the title that Ray gives it."""
     found = [
         p.pid
         for p in psutil.Process(collecting.process.pid).children(recursive=True)
-        if any(part.startswith(f"ray::{actor}") for part in p.cmdline())
+        if any(part.startswith(f"ray::{actor}") for part in command_of(p))
     ]
     assert len(found) == 1, f"{len(found)} processes of {actor}"
     return found[0]
