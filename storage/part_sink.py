@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,6 +21,10 @@ PART_BYTES = 16 << 20
 """S3 wants at least 5 MiB and at most 10,000 parts: 160 GB, ten times the largest shard."""
 HELD_PARTS = 16
 """Parts that wait in memory; the others wait in a temporary file."""
+KEEP_IDLE = 8
+"""Parts whose memory a process keeps for the next object: fresh memory of this size costs as much as sending it."""
+
+_idle: list[ByteArray] = []
 
 
 class Upload(Protocol):
@@ -85,8 +88,6 @@ class PartSink:
         self._parts: dict[int, _Part] = {}
         self._next = 0
         self._spill: IO[bytes] | None = None
-        # Rust holds a part's memory until it is sent; when it lets go, the buffer comes back here.
-        self._free: queue.SimpleQueue[ByteArray] = queue.SimpleQueue()
 
     def write_at(self, offset: int, data: ByteArray, pad_bytes: int = 0) -> None:
         """See `ObjectSink.write_at`."""
@@ -131,7 +132,7 @@ class PartSink:
     def _fill(self, number: int, at: int, piece: ByteArray) -> None:
         part = self._parts.get(number)
         if part is None:
-            part = self._parts[number] = _Part(self._new_buffer())
+            part = self._parts[number] = _Part(_new_buffer())
             self._bound_memory()
         if part.buffer is not None:
             part.buffer[at : at + piece.size] = piece
@@ -153,7 +154,7 @@ class PartSink:
         part = self._parts.pop(number, _Part(None))
         buffer = part.buffer
         if buffer is None:
-            buffer = self._new_buffer()
+            buffer = _new_buffer()
             if part.written:
                 assert self._spill is not None
                 with _local_errors(self._where):
@@ -182,16 +183,23 @@ class PartSink:
                 count = os.pwrite(self._spill.fileno(), view, offset)
                 view, offset = view[count:], offset + count
 
-    def _new_buffer(self) -> ByteArray:
-        """Bytes [`PART_BYTES`] of any value; their memory is used again once nobody refers to it."""
-        try:
-            memory = self._free.get_nowait()
-        except queue.Empty:
-            memory = aligned_memory(PART_BYTES)
-        # Of the memory's buffer, not of the array: parts cut out of it must refer to this one, whose end frees it.
-        buffer = np.frombuffer(memory.data, np.uint8)
-        weakref.finalize(buffer, self._free.put, memory).atexit = False
-        return buffer
+
+def _new_buffer() -> ByteArray:
+    """Bytes [`PART_BYTES`] of any value; their memory is used again once nobody refers to it."""
+    try:
+        memory = _idle.pop()
+    except IndexError:
+        memory = aligned_memory(PART_BYTES)
+    # Of the memory's buffer, not of the array: parts cut out of it must refer to this one, whose end frees it.
+    buffer = np.frombuffer(memory.data, np.uint8)
+    # The client holds a part's memory until it is sent, and lets go of it in a thread of its own.
+    weakref.finalize(buffer, _give_back, memory).atexit = False
+    return buffer
+
+
+def _give_back(memory: ByteArray) -> None:
+    if len(_idle) < KEEP_IDLE and memory.size == PART_BYTES:
+        _idle.append(memory)
 
 
 @contextlib.contextmanager

@@ -77,6 +77,7 @@ def test_all_pages_of_a_folder_are_listed(dump_url: str) -> None:
 
 def test_an_object_in_parts_is_written_in_any_order(dump_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part_sink, "PART_BYTES", 5 << 20)
+    monkeypatch.setattr(part_sink, "_idle", [])
     monkeypatch.setattr("storage.remote.PART_BYTES", 5 << 20)
     monkeypatch.setattr("storage.remote.READ_BYTES", 3 << 20)
     monkeypatch.setattr(part_sink, "HELD_PARTS", 1)
@@ -97,6 +98,7 @@ def test_a_sink_never_overwrites_and_an_aborted_one_leaves_nothing(
     dump_url: str, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(part_sink, "PART_BYTES", 5 << 20)
+    monkeypatch.setattr(part_sink, "_idle", [])
     monkeypatch.setattr("storage.remote.PART_BYTES", 5 << 20)
     store = Store(dump_url)
     first, second, third = (store.object_sink("o") for _ in range(3))

@@ -25,6 +25,7 @@ CONFLICT = b"<Error><Code>ConditionalRequestConflict</Code></Error>"
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_target, "FIRST_BACKOFF", timedelta(milliseconds=10))
     monkeypatch.setattr("storage.part_sink.PART_BYTES", PART)
+    monkeypatch.setattr("storage.part_sink._idle", [])
     monkeypatch.setattr("storage.remote.PART_BYTES", PART)
 
 

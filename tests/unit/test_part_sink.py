@@ -43,6 +43,8 @@ class Sent:
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part_sink, "PART_BYTES", PART)
     monkeypatch.setattr(part_sink, "HELD_PARTS", 2)
+    monkeypatch.setattr(part_sink, "KEEP_IDLE", 4)
+    monkeypatch.setattr(part_sink, "_idle", [])
 
 
 def new_sink() -> tuple[PartSink, Sent, list[bytes]]:
@@ -94,12 +96,13 @@ def test_a_part_that_is_on_its_way_keeps_its_memory_and_gives_it_back_later() ->
     for number in range(6):
         sink.write_at(number * PART, np.full(PART, number + 1, np.uint8))
     assert [int(part[0]) for part in sent.parts] == [1, 2, 3, 4, 5, 6]
-    assert sink._free.qsize() == 0
+    assert part_sink._idle == []
     sent.parts.clear()
     gc.collect()
-    assert sink._free.qsize() == 6
-    sink.write_at(6 * PART, np.full(PART, 7, np.uint8))
-    assert sink._free.qsize() == 5
+    assert len(part_sink._idle) == 4
+    other, _, _ = new_sink()  # the next object takes it
+    other.write_at(0, np.full(PART - 1, 7, np.uint8))
+    assert len(part_sink._idle) == 3
 
 
 def test_aborted_sinks_abort_their_upload_once() -> None:
