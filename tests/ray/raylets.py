@@ -22,6 +22,8 @@ from actors.synthetic import synthetic_states
 from storage import open_dump
 
 TOKENS = 40
+PATIENT = {"RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180"}
+"""Environment of a cluster that starts on a busy machine."""
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "num_hidden_layers": 8,
