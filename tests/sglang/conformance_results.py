@@ -97,12 +97,18 @@ def page(results: Sequence[Mapping[str, Any]]) -> str:
 def table_line(row: Row) -> str:
     name = f"{row['case']}, `{row['model']}`" if "model" in row else str(row["case"])
     if "states" not in row:
-        return f"| {name} | {row.get('flags', '')} | | | | not captured: {_cell(row['refused'])} |\n"
+        said = f"not captured: {_cell(row['refused'])}{_note(row)}"
+        return f"| {name} | {row.get('flags', '')} | | | | {said} |\n"
     median, p99 = (max(s[k] for s in row["states"]) for k in ("median", "p99"))
     said = "right" if row["right"] else _cell("; ".join(row["wrong"]))
     if row["not_provable"]:
         said += f"; not provable: {', '.join(row['not_provable'])}"
-    return f"| {name} | {row['flags']} | {_place(row)} | {median:.4f} | {p99:.3f} | {said} |\n"
+    return f"| {name} | {row['flags']} | {_place(row)} | {median:.4f} | {p99:.3f} | {said}{_note(row)} |\n"
+
+
+def _note(row: Row) -> str:
+    """What a person found out about a row; the only key that the suite doesn't write."""
+    return f" ({_cell(row['note'])})" if "note" in row else ""
 
 
 def _place(row: Row) -> str:
