@@ -1,0 +1,32 @@
+"""Engines that live and are of no use: one that hangs, and one sample that kills each of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from chaos_oracle import check_dump
+from chaos_site import Site
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+
+
+def test_poison_sample(tmp_path: Path) -> None:
+    with Site(tmp_path, engine={"args": {"die_on_ids": ["s7"]}}) as site:
+        site.collect()
+        assert site.finish() == 1, site.text
+        died = set(re.findall(r"(engine-\d+) is gone", site.text))
+        started = set(re.findall(r"(engine-\d+): its states are made up", site.text))
+        assert len(died) == 3, "one death in company, two alone"
+        assert len(started) >= 4, "no engine is back"
+        check_dump(site.output, failed={"s7": "poison"})
+
+
+def test_hanging_engine(tmp_path: Path) -> None:
+    plan = {"hang_at_sample": 20, "engines": ["engine-0"]}
+    with Site(tmp_path, engine={"args": plan, "stall_timeout_s": 3}) as site:
+        site.collect()
+        assert site.finish() == 0, site.text
+        assert re.search(r"engine-0 is gone.*no progress for", site.text)
+        check_dump(site.output)
