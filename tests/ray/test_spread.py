@@ -24,6 +24,8 @@ from storage.layout import hidden_key
 from storage.manifest import read_manifests
 from storage.verify import run_item, work_items
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = [5, 9, 30, 7, 20, 3, 11, 40, 1, 2] * 3
 
 
