@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -100,14 +101,17 @@ def test_full_disk(tmp_path: Path) -> None:
     script = FULL.format(size=36 * MIB, filler=26 * MIB, folder=disk, run_file=run_file, copy=copy)
     command = ["unshare", "--mount", "--map-root-user", "sh", "-c", script]
     with open(log, "wb") as output:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, env=without_cluster())
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=output, stderr=output, env=without_cluster(), start_new_session=True
+        )
     try:
         pid = wait_for_line(process, log, r"^pid (\d+)").group(1)
         wait_for_line(process, log, "no space left")
         os.truncate(f"/proc/{pid}/root{disk}/filler", 0)
-        code = process.wait(200)
+        code = process.wait(300)
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     text = log.read_text()
     if code == 77 or "unshare:" in text:
         pytest.skip("this user may not mount a tmpfs in a namespace of its own")
@@ -123,7 +127,7 @@ def without_cluster() -> dict[str, str]:
 
 
 def wait_for_line(process: subprocess.Popen[bytes], log: Path, pattern: str) -> re.Match[str]:
-    deadline_s = time.monotonic() + 120
+    deadline_s = time.monotonic() + 300
     while True:
         ended = process.poll() is not None
         if found := re.search(pattern, log.read_text(), re.MULTILINE):
