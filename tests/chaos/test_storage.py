@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import botocore.session
 import numpy as np
@@ -154,14 +155,14 @@ def test_object_store_almost_full(tmp_path: Path) -> None:
         check_dump(site.output)
 
 
-def fill_store(node: object, size_bytes: int) -> object:
+def fill_store(node: Any, size_bytes: int) -> object:
     """Puts other data into a node's object store; it is there as long as what is returned."""
-    strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)  # type: ignore[attr-defined]
+
+    class Holder:  # in here, so that it is sent by value: the workers can't import this file
+        def fill(self) -> None:
+            self.held = ray.put(np.zeros(size_bytes, np.uint8))
+
+    strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
     holder = ray.remote(Holder).options(num_cpus=0, scheduling_strategy=strategy).remote()
-    ray.get(holder.fill.remote(size_bytes))
+    ray.get(holder.fill.remote())
     return holder
-
-
-class Holder:
-    def fill(self, size_bytes: int) -> None:
-        self.held = ray.put(np.zeros(size_bytes, np.uint8))
