@@ -16,6 +16,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.capture.proof import report_lines
 from actors.coordinator import Coordinator
@@ -136,10 +137,16 @@ class Driver:
     # ---- the coordinator
 
     def _start_coordinator(self) -> None:
+        here = ray.get_runtime_context().get_node_id()
         self._coordinator = (
             ray.remote(Coordinator)
             .options(
-                name=f"coordinator-{self._spec.generation}", num_cpus=0, max_restarts=0, max_task_retries=0
+                name=f"coordinator-{self._spec.generation}",
+                num_cpus=0,
+                max_restarts=0,
+                max_task_retries=0,
+                # Beside the driver: on a node that Ray takes for dead, its process could go on leading.
+                scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
             )
             .remote(self._spec)
         )
