@@ -111,6 +111,15 @@ class JobServer:
             assert not self.details(job).status.is_terminal(), log
             time.sleep(0.3)
 
+    def let_engines_go_on(self) -> None:
+        """Ends the wait of engines that hold, by a job of its own."""
+        go_on = (
+            "import ray; ray.init(); from ray.util import list_named_actors; "
+            "[ray.get(ray.get_actor(**a).go_on.remote()) for a in list_named_actors(all_namespaces=True) "
+            "if a['name'].startswith('engine-')]"
+        )
+        assert self.ray(f"job submit -- python -c {shlex.quote(go_on)}").returncode == 0
+
     def until_it_ended(self, job: str) -> JobDetails:
         while not (details := self.details(job)).status.is_terminal():
             time.sleep(0.3)
