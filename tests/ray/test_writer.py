@@ -124,7 +124,9 @@ def committed(store: Store) -> list[int]:
 
 def new_writer(folder: Path, timeout_s: float = 60.0) -> tuple[Store, WriterActor]:
     store = make_dump(folder, LENGTHS)
-    return store, WriterActor(WriterSpec("writer-0", store.url, "run", 1 << 20, 60, 60, storage_timeout_s=timeout_s))
+    return store, WriterActor(
+        WriterSpec("writer-0", store.url, "run", 1 << 20, 60, 60, storage_timeout_s=timeout_s)
+    )
 
 
 def test_shard_that_the_storage_refuses_is_told_as_lost_and_can_be_written_again(
