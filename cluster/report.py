@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
-from actors.run_messages import Status
 from cluster.lines import LOGGER
 from cluster.session import Session
 from storage.layout import Layout
@@ -57,36 +54,6 @@ def say_next_steps(url: str, session: Session) -> None:
         (f"hsdump inspect {url}", "what is in it"),
     ):
         say(f"  {command}   # {why}")
-
-
-class Pace:
-    """Turns two looks at a run into a rate and a time to go."""
-
-    def __init__(self) -> None:
-        self._started: tuple[float, int] | None = None
-
-    def line(self, status: Status) -> str:
-        """One line: how far, how fast, how long still, what is wrong."""
-        counts, now = status.counts, time.monotonic()
-        if self._started is None and status.captured_tokens:
-            self._started = (now, status.captured_tokens)
-        done = counts.committed + counts.written
-        parts = [
-            f"{done}/{counts.total - counts.skipped} samples ({counts.committed} committed, {counts.failed} failed)",
-            f"{len(status.engines)} engine{'' if len(status.engines) == 1 else 's'}",
-            f"{size(sum(status.in_flight_bytes.values()))} in flight",
-        ]
-        if self._started is not None and now > self._started[0]:
-            rate = (status.captured_tokens - self._started[1]) / (now - self._started[0])
-            parts.insert(1, f"{rate:,.0f} tokens/s")
-            left = status.tokens - status.committed_tokens
-            if rate > 0:
-                parts.insert(2, f"{duration(left / rate)} to go")
-        if status.paused:
-            parts.append(f"paused: {status.paused}")
-        if status.last_problem:
-            parts.append(f"last problem: {status.last_problem}")
-        return ", ".join(parts)
 
 
 def duration(seconds: float) -> str:
