@@ -234,8 +234,9 @@ class WriterActor:
         self._note_sealed()
         sealed, self._sealed = tuple(self._sealed), []
         lost, self._lost = tuple(self._lost), set()
-        kept = self._written.union(*(shard.rows for shard in sealed))
-        return WriteAck(tuple(row for row in rows if row in kept), sealed, tuple(failed), lost)
+        just_sealed = {row for shard in sealed for row in shard.rows}
+        kept = tuple(row for row in rows if row in self._written or row in just_sealed)
+        return WriteAck(kept, sealed, tuple(failed), lost)
 
     # ---- a batch
 
