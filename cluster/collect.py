@@ -72,22 +72,32 @@ def collect(
     run = resolve(config, start)
     store = open_output(config.output, start)
     refuse_foreign(store)
-    if (
-        read_prepared(store) is not None
-        and store.exists(ROOT_KEY)
-        and _is_complete(store, *_open_dump(store, run))
-    ):
+    found = _recognise(store, run)
+    if found is not None and _is_complete(store, *found):
         return
     with hold(store, run.run_id) as tenure:
-        outcome = collect_into(store, run, address, tenure, json_logs)
+        outcome = collect_into(store, run, address, tenure, json_logs, found)
     if outcome is not None:
         say_next_steps(store.url, outcome.session)
 
 
 def collect_into(
-    store: Store, run: Run, address: str | None, tenure: Tenure, json_logs: bool = False
+    store: Store,
+    run: Run,
+    address: str | None,
+    tenure: Tenure,
+    json_logs: bool = False,
+    found: tuple[DumpHeader, PreparedSummary] | None = None,
 ) -> Outcome | None:
     """Runs a resolved job on an output that is this process's own.
+
+    Args:
+        store: the output.
+        run: the resolved run.
+        address: Ray cluster; None starts a local one, unless RAY_ADDRESS names one.
+        tenure: says that the output is this process's own.
+        json_logs: every line is a JSON object.
+        found: the dump that is there, if it was recognised already: that digests the prompt file.
 
     Returns:
         How it ended; None if there was nothing to do.
@@ -97,7 +107,7 @@ def collect_into(
         IncompleteRun: the run ended and samples are failed or missing.
         LeaseLost: another run took the output over.
     """
-    header, prepared = _open_dump(store, run)
+    header, prepared = found or _recognise(store, run) or _make(store, run)
     if _is_complete(store, header, prepared):
         return None
     if read_account(store) is not None or store.list("manifest"):
@@ -155,14 +165,22 @@ def _is_complete(store: Store, header: DumpHeader, prepared: PreparedSummary) ->
     return True
 
 
-def _open_dump(store: Store, run: Run) -> tuple[DumpHeader, PreparedSummary]:
-    """Prepares the prompts and makes the dump, or recognises the ones that are there."""
+def _recognise(store: Store, run: Run) -> tuple[DumpHeader, PreparedSummary] | None:
+    """The dump that is there, if it is this run's; None where there is none yet.
+
+    Raises:
+        IdentityMismatch: it is another run's.
+    """
     prepared = read_prepared(store)
-    if prepared is not None and store.exists(ROOT_KEY):
-        header = read_header(store)
-        identity = run.identity(prompts_identity(run.prompts))
-        check_identity(store, header, identity, run.config.writers.codec)
-        return header, prepared
+    if prepared is None or not store.exists(ROOT_KEY):
+        return None
+    header = read_header(store)
+    check_identity(store, header, run.identity(prompts_identity(run.prompts)), run.config.writers.codec)
+    return header, prepared
+
+
+def _make(store: Store, run: Run) -> tuple[DumpHeader, PreparedSummary]:
+    """Prepares the prompts and makes the dump."""
     say(f"preparing {run.prompts.shown_url} into {store.url}")
     prepared = prepare(store, run.prompts)
     say_prepared(prepared)
