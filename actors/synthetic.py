@@ -80,12 +80,10 @@ class SyntheticFaults:
         tokens_per_s: speed; 0 is as fast as it can.
         jitter: share by which the time of a sample varies, 0 to 1; the same for a sample in every run.
         die_at_sample: the process dies when it meets its k-th sample; 0 never.
-        die_on_rows: it dies whenever it meets one of these prepared rows.
-        die_on_ids: the same for these sample ids.
+        die_on_ids: it dies whenever it meets one of these samples.
         bad_rows: these prepared rows come back as bad states (not a number), always.
         short_rows: these come back with one token too few, always.
         hang_at_sample: it answers, and makes no progress any more, from its k-th sample on; 0 never.
-        hang_on_rows: the same once it meets one of these prepared rows.
         hold_at_sample: it waits before its k-th sample until `SyntheticEngine.go_on` is called; 0 never.
         engines: names of the engines that the faults above are for; empty is all.
     """
@@ -93,12 +91,10 @@ class SyntheticFaults:
     tokens_per_s: float = 0.0
     jitter: float = 0.0
     die_at_sample: int = 0
-    die_on_rows: tuple[int, ...] = ()
     die_on_ids: tuple[str, ...] = ()
     bad_rows: tuple[int, ...] = ()
     short_rows: tuple[int, ...] = ()
     hang_at_sample: int = 0
-    hang_on_rows: tuple[int, ...] = ()
     hold_at_sample: int = 0
     engines: tuple[str, ...] = ()
 
@@ -242,10 +238,9 @@ class SyntheticEngine:
         self._samples += 1
         if self._samples == faults.hold_at_sample:
             await self._may_go_on.wait()
-        poison = sample.row in faults.die_on_rows or sample_id in faults.die_on_ids
-        if poison or self._samples == faults.die_at_sample:
+        if sample_id in faults.die_on_ids or self._samples == faults.die_at_sample:
             os._exit(1)
-        if self._samples == faults.hang_at_sample or sample.row in faults.hang_on_rows:
+        if self._samples == faults.hang_at_sample:
             await asyncio.Event().wait()
         if seconds := faults.seconds(sample_id, sample.tokens):
             await asyncio.sleep(seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,10 @@ def test_coordinator(tmp_path: Path) -> None:
         assert site.engine_pids() == engines
         assert site.finish() == 0, site.text
         assert "engine-2" not in site.text, "an engine was started again"
+        assert "Traceback" not in site.text
         check_dump(site.output)
+        logs = Path(re.findall(r"logs: (\S+)", site.text)[-1])
+        assert {file.name for file in logs.iterdir()} >= {"coordinator-0.log", "coordinator-1.log", "writer-0.log"}
 
 
 def test_driver(tmp_path: Path) -> None:

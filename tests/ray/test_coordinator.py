@@ -1,4 +1,7 @@
-"""Whole runs on a local cluster with synthetic engines: the coordinator, real writers, real shards."""
+"""Whole runs on a local cluster with synthetic engines: the coordinator, real writers, real shards.
+
+What deaths do to a run of the real command is in tests/chaos.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ LENGTHS = [int(n) for n in np.random.default_rng(3).integers(1, 90, 300)]
 LENGTHS[17] = 0  # skipped by preparation
 LENGTHS[40] = 700  # several inner chunks, longer than a batch
 OPEN = {"shard_bytes": 1 << 30}
+"""Of a writer: nothing is sealed before the end."""
 HELD = {"hold_at_sample": 60}
 """Each engine waits there until the test has acted: what a test acts on can't be over before."""
-"""Of a writer: nothing is sealed before the end."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,32 +55,11 @@ def test_every_row_is_committed_or_skipped_and_equals_the_generator(tmp_path: Pa
     assert sum(summary.events.values()) == 0
 
 
-def test_engine_that_dies_is_replaced_and_the_run_completes(tmp_path: Path) -> None:
-    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[{"die_at_sample": 40}, {"die_at_sample": 90}])
-    driver.begin()
-    driver.end()
-    assert len(check_dump(tmp_path, LENGTHS)["committed"]) == 299
-    assert [loss.role for loss in driver.losses] == ["engine", "engine"]
-
-
 def test_run_goes_on_with_the_engine_that_is_left(tmp_path: Path) -> None:
     driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[{"die_at_sample": 40}])
     driver.begin()
     driver.end(replace=False)
     assert len(check_dump(tmp_path, LENGTHS)["committed"]) == 299
-
-
-def test_poison_row_ends_failed_and_its_neighbours_are_committed(tmp_path: Path) -> None:
-    poison = {"die_on_rows": (100,)}
-    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[poison, poison], replacement_faults=poison)
-    driver.begin()
-    summary = driver.end()
-    found = check_dump(tmp_path, LENGTHS)
-    assert list(found["failed"]) == [100]
-    assert "poison" in found["failed"][100]
-    assert len(found["committed"]) == 298
-    assert len(driver.losses) == 3
-    assert summary.counts.failed == 1
 
 
 def test_bad_states_are_retried_twice_and_then_fail(tmp_path: Path) -> None:
@@ -111,27 +93,6 @@ def test_writer_that_is_stopped_is_given_up_and_can_not_commit_any_more(tmp_path
     assert len(check_dump(tmp_path, LENGTHS)["committed"]) == 299
     rows = [s.row for m in read_manifests(driver.store) for s in m.samples]
     assert sorted(rows) == [row for row in range(300) if row != 17]
-
-
-def test_writer_killed_in_the_middle_of_a_shard_loses_nothing(tmp_path: Path) -> None:
-    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[HELD, HELD], writer_spec=OPEN)
-    driver.begin(writers=2)
-    driver.wait_until(lambda s: s.counts.written > 25)
-    ray.kill(driver.handles["writer-1"])
-    driver.go_on()
-    driver.end()
-    assert len(check_dump(tmp_path, LENGTHS)["committed"]) == 299
-    assert [loss.role for loss in driver.losses] == ["writer"]
-
-
-def test_engine_that_hangs_is_killed_and_its_work_redone(tmp_path: Path) -> None:
-    hang = {"hang_on_rows": (5,)}
-    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[hang, hang], spec={"stall_timeout_s": 2.0})
-    driver.begin()
-    driver.end()
-    assert len(check_dump(tmp_path, LENGTHS)["committed"]) == 299
-    assert driver.losses
-    assert all("no progress" in loss.reason for loss in driver.losses)
 
 
 def test_drained_engine_gets_no_more_and_can_be_killed_without_a_loss(tmp_path: Path) -> None:
@@ -169,28 +130,6 @@ def test_stopped_run_seals_what_it_has_and_a_second_run_finishes_it(tmp_path: Pa
     assert len(check_dump(tmp_path, LENGTHS)["committed"]) == 299
     rows = [s.row for m in read_manifests(driver.store) for s in m.samples]
     assert len(rows) == len(set(rows)), "a committed row was collected again"
-
-
-def test_coordinator_that_was_killed_is_replaced_while_engines_go_on(tmp_path: Path) -> None:
-    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[HELD, HELD])
-    driver.begin()
-    driver.wait_until(lambda s: s.counts.written + s.counts.committed > 20)
-    infos = {n: ray.get(h.start.remote()) for n, h in driver.handles.items()}
-    ray.kill(driver.coordinator)
-    ray.get([h.abort_all.remote() for n, h in driver.handles.items() if n.startswith("engine")])
-    ray.get([h.seal.remote() for n, h in driver.handles.items() if n.startswith("writer")])
-    handles = dict(driver.handles)
-    driver.spec = {"generation": 1}
-    driver.begin(engines=0, writers=0)
-    for name, info in infos.items():
-        add = driver.coordinator.add_engine if name.startswith("engine") else driver.coordinator.add_writer
-        ray.get(add.remote(info, handles[name]))
-    driver.go_on()
-    driver.end()
-    assert len(check_dump(tmp_path, LENGTHS)["committed"]) == 299
-    assert {n: ray.get(h.start.remote()).actor_pid for n, h in handles.items()} == {
-        n: i.actor_pid for n, i in infos.items()
-    }
 
 
 def test_last_engine_lost_and_none_to_come_ends_the_run_with_the_reason(tmp_path: Path) -> None:
