@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
 
 def test_poison_sample(tmp_path: Path) -> None:
-    with Site(tmp_path, engine={"args": {"die_on_ids": ["s7"]}}) as site:
+    with Site(tmp_path, engine={"args": {"die_on_ids": ["s7"], "hold_at_sample": 20}}) as site:
         site.collect()
         site.until(lambda status: status.counts.failed == 1 and len(status.engines) == 2)  # both are back
         assert site.finish() == 1, site.text
