@@ -12,8 +12,6 @@ import logging
 import os
 import socket
 import sys
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,6 @@ from actors.capture.session import CaptureSession
 from actors.figures import Figures
 from actors.logs import log_to_file
 from actors.messages import Batch, BatchRecord, EngineInfo, EngineSpec
-from actors.models import local_model
 from actors.patience import Patience
 from storage.errors import EngineDead, StorageError
 from storage.files import Store
@@ -40,8 +37,6 @@ class EngineActor:
 
     def __init__(self, spec: EngineSpec) -> None:
         log_to_file(spec.log_dir, spec.name)
-        if not Path(spec.model_path).is_dir():
-            spec = replace(spec, model_path=local_model(spec.model_source, spec.revision))
         self._spec = spec
         self._session = CaptureSession(spec)
         self._jobs: dict[str, asyncio.Future[CaptureJob]] = {}

@@ -215,9 +215,8 @@ class EngineSpec:
         kind: `sglang`, or `synthetic`.
         prompts_url: folder that holds prompts/: the dump, or a copy of its prompts on this node.
         run_id: part of every request id.
-        model_path: local directory.
-        model_source: where a node that lacks that directory gets the model from: a hub id.
-        revision: on the hub.
+        model_path: folder on the engine's node, or the hub id that the node gets it from.
+        revision: the hub's commit.
         dtype: bfloat16, float16, float32.
         gpus: GPUs of this engine; 0 runs on the CPU.
         replicas: data-parallel replicas inside the engine.
@@ -245,7 +244,6 @@ class EngineSpec:
     load_timeout_s: float
     stall_timeout_s: float
     server_args: Mapping[str, Any] = field(default_factory=dict)
-    model_source: str = ""
     revision: str | None = None
     storage_timeout_s: float = 900.0
 

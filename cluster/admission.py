@@ -30,15 +30,13 @@ class Needs:
     Attributes:
         gpus: of one engine; a node without so many (or, for 0, without a CPU) gets none.
         model: folder or hub id; None where engines load none.
-        model_path: its folder on this machine.
-        revision: on the hub.
+        revision: the hub's commit.
         only_on: the node id that alone has to see the output; None when all have to.
         fetch_within_s: longest time for the model to arrive on all nodes.
     """
 
     gpus: int = 0
     model: str | None = None
-    model_path: str = ""
     revision: str | None = None
     only_on: str | None = None
     fetch_within_s: float = _ANSWER_WITHIN_S
@@ -97,9 +95,7 @@ class Admission:
             nonce = self._nonces[node.node_id] = uuid.uuid4().hex
             self._store.put_if_absent(f"{PROBE_FOLDER}/probe-{nonce}", nonce.encode())
         model = self._needs.model if self._needs.engine_on(node) else None
-        question = Question(
-            self._run_id, self._store, nonce, model, self._needs.model_path, self._needs.revision
-        )
+        question = Question(self._run_id, self._store, nonce, model, self._needs.revision)
         prompts = {} if nonce else self._prompts
         return _on(node, look).remote(question, list(prompts), *prompts.values())
 

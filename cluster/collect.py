@@ -124,9 +124,8 @@ def collect_into(
         head = ray.get_runtime_context().get_node_id()
         needs = Needs(
             gpus=gpus,
-            model=run.model_source if config.engine.kind == "sglang" else None,
-            model_path=run.model_path,
-            revision=config.model.revision,
+            model=run.files.source if config.engine.kind == "sglang" else None,
+            revision=run.files.revision,
             only_on=head if config.writers.place == "head" else None,
             fetch_within_s=config.engine.start_timeout_s,
         )

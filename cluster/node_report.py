@@ -29,7 +29,6 @@ class Question:
         store: the output.
         nonce: of the object to be found there; None where the node needn't see the output.
         model: folder, or hub id, of the model; None where the node loads none.
-        model_path: that model's folder on the driver's machine.
         revision: on the hub.
     """
 
@@ -37,7 +36,6 @@ class Question:
     store: Store
     nonce: str | None
     model: str | None
-    model_path: str
     revision: str | None
 
 
@@ -104,8 +102,6 @@ def _look_at_output(store: Store, nonce: str) -> str:
 
 def _look_at_model(question: Question) -> str:
     """Fetches the model if it has to be; one process a node, since the hub's cache has a lock."""
-    if Path(question.model_path).is_dir():
-        return ""
     try:
         local_model(question.model or "", question.revision)
     except ModelError as error:

@@ -22,7 +22,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.capture import flags
 from actors.capture.boundary import BoundaryRow, boundary_table
 from actors.capture.probe import Probe, probe
-from actors.models import WEIGHT_SUFFIXES
 from cluster.admission import Admission, Needs
 from cluster.collect import refuse_foreign
 from cluster.config import RunConfig, load_run
@@ -251,7 +250,7 @@ def _plan_run(
     places: Sequence[str],
 ) -> _Prepared | None:
     plan.model = {
-        "path": run.model_source,
+        "path": run.files.source,
         "architecture": run.model.architecture,
         "num_layers": run.model.num_layers,
         "hidden_size": run.model.hidden_size,
@@ -280,7 +279,7 @@ def _plan_run(
         with plan.part():
             engine = engine_spec(run, layout, gpus, "", "")
             coordinator = coordinator_spec(run, layout, nodes, "", "")
-            weights = _weights_bytes(Path(run.model_path))
+            weights = sum(run.files.weights.values())
             plan.memory = forecast_memory(engine, coordinator, nodes, longest, weights, gpu_bytes())
             plan.problems += memory_problems(plan.memory)
     return prepared
@@ -335,12 +334,8 @@ def _flags(run: Run, gpus: int) -> dict[str, Any]:
     return {name: value for name, value in own.items() if given.get(name) == value}
 
 
-def _weights_bytes(folder: Path) -> int:
-    return sum(f.stat().st_size for f in folder.iterdir() if f.suffix in WEIGHT_SUFFIXES)
-
-
 def _preview(run: Run, prepared: _Prepared) -> tuple[str, tuple[Stretch, ...]] | None:
-    tokenizer = load_tokenizer(run.model_path, run.config.model.trust_remote_code)
+    tokenizer = load_tokenizer(run.files.folder, run.config.model.trust_remote_code)
     if tokenizer is None:
         return None
     short = np.flatnonzero(prepared.tokens <= PREVIEW_TOKENS)

@@ -13,7 +13,7 @@ import xxhash
 from actors.capture.boundary import resolve_boundaries
 from actors.capture.flags import check_flags, check_names, declared_fields
 from actors.capture.model_info import ModelInfo, read_model_info
-from actors.models import WEIGHT_SUFFIXES, local_model
+from actors.models import ModelFiles, find_model
 from cluster.config import MarkersPolicy, PromptsConfig, RunConfig, local_path
 from storage.errors import ConfigError
 from storage.identity import Identity
@@ -27,8 +27,7 @@ class Run:
 
     Attributes:
         run_id: new for every invocation; part of request ids and claims.
-        model_path: local folder of the model on this machine.
-        model_source: the hub id that it comes from, else that folder.
+        files: where the model is.
         boundaries: below N, ascending.
         final: whether boundary N is kept.
         prompts: what prepares the input.
@@ -36,8 +35,7 @@ class Run:
 
     run_id: str
     config: RunConfig
-    model_path: str
-    model_source: str
+    files: ModelFiles
     model: ModelInfo
     boundaries: tuple[int, ...]
     final: bool
@@ -61,11 +59,11 @@ class Run:
         """What makes two runs the same run; ``prompts`` is the prepared input's own part of it."""
         return Identity(
             model={
-                "path": self.model_path,
-                "source": self.model_source,
-                "revision": self.config.model.revision,
+                "path": self.files.folder,
+                "source": self.files.source,
+                "revision": self.files.revision,
                 "architecture": self.model.architecture,
-                "files": model_digest(Path(self.model_path)),
+                "files": model_digest(self.files),
                 "dtype": self.config.model.dtype,
             },
             capture={
@@ -96,16 +94,14 @@ def resolve(config: RunConfig, start: Path) -> Run:
     if known:  # where SGLang isn't installed, the engine's own start says so
         check_names(config.engine.args, known)
     here = local_path(config.model.path, start)
-    source = here if Path(here).is_dir() else config.model.path
-    model_path = local_model(source, config.model.revision, weights=real)
-    model = read_model_info(model_path)
+    files = find_model(here if Path(here).is_dir() else config.model.path, config.model.revision)
+    model = read_model_info(files.folder)
     boundaries, last = resolve_boundaries(config.capture.boundaries, model.num_layers)
-    prompts = _prompt_spec(config.prompts, config, model_path, model, start)
+    prompts = _prompt_spec(config.prompts, config, files.folder, model, start)
     return Run(
         run_id=uuid.uuid4().hex[:8],
         config=config,
-        model_path=model_path,
-        model_source=source,
+        files=files,
         model=model,
         boundaries=boundaries,
         final=config.capture.final or last,
@@ -114,12 +110,11 @@ def resolve(config: RunConfig, start: Path) -> Run:
     )
 
 
-def model_digest(folder: Path) -> str:
+def model_digest(files: ModelFiles) -> str:
     """xxh3-64 of config.json and of the weight files' names and sizes: cheap, and sees another checkpoint."""
-    digest = xxhash.xxh3_64((folder / "config.json").read_bytes())
-    for file in sorted(folder.iterdir()):
-        if file.suffix in WEIGHT_SUFFIXES:
-            digest.update(f"{file.name}:{file.stat().st_size};".encode())
+    digest = xxhash.xxh3_64((Path(files.folder) / "config.json").read_bytes())
+    for name, size_bytes in sorted(files.weights.items()):
+        digest.update(f"{name}:{size_bytes};".encode())
     return digest.hexdigest()
 
 

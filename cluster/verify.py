@@ -13,6 +13,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
+from actors.models import local_model
 from cluster.progress import ByteProgress
 from cluster.report import size
 from cluster.spread import spread
@@ -130,7 +131,7 @@ def _reference(
 ) -> list[SampleResult]:
     transformers.utils.logging.disable_progress_bar()
     dump = open_dump(url)
-    path = model or dump.header.model_path
+    path = local_model(model) if model else local_model(*dump.header.model_source)
     item = ReferenceItem(
         url,
         tuple(pick_samples(dump, count)),

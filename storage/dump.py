@@ -52,8 +52,18 @@ class DumpHeader:
         return None if value is None else int(value)
 
     @property
+    def model_source(self) -> tuple[str, str | None]:
+        """Where the model comes from: a folder or a hub id, and the hub's commit.
+
+        Raises:
+            CorruptDump: the identity doesn't name one.
+        """
+        source = self.identity.model.get("source") or self.model_path
+        return str(source), self.identity.model.get("revision")
+
+    @property
     def model_path(self) -> str:
-        """The local directory that was loaded.
+        """The folder that describes the model, on the machine that the command ran on.
 
         Raises:
             CorruptDump: the identity doesn't name one.

@@ -15,7 +15,8 @@ class Identity:
     """Everything that decides what a dump's numbers are; values are plain JSON.
 
     Attributes:
-        model: ``path`` (the local directory that was loaded), name, revision, digests, dtype, ...
+        model: ``path`` (a local folder), ``source`` (hub id, or that folder), ``revision`` (the hub's commit),
+            digest, dtype, ...
         capture: ``boundaries``, ``final``, ``final_normed``, ``num_layers``, hidden size.
         prompts: digest of the prompt files, tokenizer and template, mask and length policies.
         engine: those engine arguments that change numbers.
@@ -32,7 +33,7 @@ class Identity:
         Returns:
             One line a field, such as ``capture.boundaries: [2, 15, 27] here, [2, 15, 28] in the dump``.
         """
-        here, there = _flatten(self.to_json()), _flatten(other.to_json())
+        here, there = _counted(self), _counted(other)
         return [
             f"{name}: {_show(here.get(name, _ABSENT))} here, {_show(there.get(name, _ABSENT))} in the dump"
             for name in sorted(here.keys() | there.keys())
@@ -57,6 +58,14 @@ class Identity:
             KeyError: a part is missing.
         """
         return cls(**{field.name: data[field.name] for field in fields(cls)})
+
+
+def _counted(identity: Identity) -> dict[str, Any]:
+    """Its fields by their names, without the folder of a model whose hub id and commit are there."""
+    fields_by_name = _flatten(identity.to_json())
+    if fields_by_name.get("model.source") != fields_by_name.get("model.path"):
+        fields_by_name.pop("model.path", None)
+    return fields_by_name
 
 
 def _flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

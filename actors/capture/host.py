@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from actors.capture.model_info import check_same_model, read_model_info
 from actors.capture.proof import PROBE_TOKENS, report_lines
 from actors.capture.prove import prove
 from actors.messages import EngineSpec
+from actors.models import local_model
 from storage.errors import EngineDead, HsdumpError, ProofFailed
 
 logger = logging.getLogger(__name__)
@@ -184,7 +185,10 @@ class EngineHost:
         self._loop.close()
 
     def _construct(self) -> None:
-        spec = self.spec
+        where = local_model(
+            self.spec.model_path, self.spec.revision
+        )  # a hub's model is fetched, unless it's here
+        spec = self.spec = replace(self.spec, model_path=where)
         prepare_process()
         unname_progress_lock()
         self._others = descendants()

@@ -59,7 +59,11 @@ def test_coordinator(tmp_path: Path) -> None:
         assert "Traceback" not in site.text
         check_dump(site.output)
         logs = Path(re.findall(r"logs: (\S+)", site.text)[-1])
-        assert {file.name for file in logs.iterdir()} >= {"coordinator-0.log", "coordinator-1.log", "writer-0.log"}
+        assert {file.name for file in logs.iterdir()} >= {
+            "coordinator-0.log",
+            "coordinator-1.log",
+            "writer-0.log",
+        }
 
 
 def test_driver(tmp_path: Path) -> None:

@@ -99,7 +99,9 @@ def test_an_unknown_argument_is_found():
 
 
 def test_the_arguments_that_sglang_knows_are_read_without_importing_it():
-    code = "import sys, actors.capture.flags as flags; flags.declared_fields(); print('sglang' in sys.modules)"
+    code = (
+        "import sys, actors.capture.flags as flags; flags.declared_fields(); print('sglang' in sys.modules)"
+    )
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert out == "False\n"
 

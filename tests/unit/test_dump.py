@@ -37,6 +37,15 @@ def test_an_identity_lists_each_field_that_differs() -> None:
     ]
 
 
+def test_where_a_model_of_the_hub_is_cached_doesnt_count() -> None:
+    hub = {"source": "owner/name", "revision": "c0ffee"}
+    here = dataclasses.replace(IDENTITY, model={**hub, "path": "/home/a/c0ffee"})
+    there = dataclasses.replace(IDENTITY, model={**hub, "path": "/home/b/c0ffee"})
+    assert here.differences(there) == []
+    moved_on = dataclasses.replace(there, model={**there.model, "revision": "f00d"})
+    assert here.differences(moved_on) == ['model.revision: "c0ffee" here, "f00d" in the dump']
+
+
 def test_tuples_and_lists_are_the_same_identity() -> None:
     capture = {**IDENTITY.capture, "boundaries": (0, 2)}
     assert dataclasses.replace(IDENTITY, capture=capture).differences(IDENTITY) == []

@@ -71,7 +71,7 @@ def test_everything_that_is_wrong_is_said_at_once():
 def test_a_node_looks_at_output_and_model(tmp_path: Path):
     store = Store(str(tmp_path / "dump"))
     store.put_if_absent(".tmp/probe-n", b"n")
-    question = Question("run", store, "n", str(tmp_path / "model"), str(tmp_path / "model"), None)
+    question = Question("run", store, "n", str(tmp_path / "model"), None)
     report = look(question, [])
     assert store.exists(".tmp/answer-n")
     assert report.output_problem == ""
@@ -84,7 +84,7 @@ def test_a_node_looks_at_output_and_model(tmp_path: Path):
 
 def test_a_node_that_doesnt_see_the_output_gets_a_copy_of_the_prompts(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    question = Question("run", Store(str(tmp_path / "dump")), None, None, "", None)
+    question = Question("run", Store(str(tmp_path / "dump")), None, None, None)
     report = look(question, ["prompts/a"], b"rows")
     assert report.prompts_url is not None
     assert (Path(report.prompts_url) / "prompts/a").read_bytes() == b"rows"
