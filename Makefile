@@ -49,7 +49,7 @@ demo-drafter: install $(MODEL)/config.json
 	PYTHONPATH=$(PACKAGES) $(BIN)/python examples/drafter/report.py $(DRAFTER)/results.json bench/out/drafter
 
 test: install $(MODEL)/config.json
-	$(PYTEST) -m 'not gpu and not chaos'
+	$(PYTEST) -m 'not gpu'
 
 # Each fault in a cluster of its own, REPEAT times, or only those with FAULT in their name.
 REPEAT ?= 1

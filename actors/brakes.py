@@ -53,20 +53,16 @@ class Brakes:
         if self.paused is not None and self._now_s() >= self._paused_until_s:
             self.paused = None
 
-    def end(
-        self, ledger: Ledger, problem: str | None, losses_exceeded: bool, engines_left: bool
-    ) -> HsdumpError | None:
+    def end(self, ledger: Ledger, problem: str | None, losses_exceeded: bool) -> HsdumpError | None:
         """Why the run can't go on; None if it can.
 
         Args:
             ledger: the account.
             problem: what went wrong last.
             losses_exceeded: too much died within an hour.
-            engines_left: there is an engine, or one will come.
         """
         full = self._full_since_s is not None and self._now_s() - self._full_since_s > self._full_timeout_s
-        stranded = not engines_left and not ledger.settled
-        if not (ledger.breaker.tripped or losses_exceeded or stranded or full):
+        if not (ledger.breaker.tripped or losses_exceeded or full):
             return None
         counts = ledger.counts()
         left = f"{counts.committed} of {counts.total} rows are committed; the same command goes on from there"
@@ -78,6 +74,4 @@ class Brakes:
                 f"more than {self._losses_per_hour} engines, writers or batches were lost within an hour, the "
                 f"last one: {problem}; {left}"
             )
-        if stranded:
-            return IncompleteRun(f"no engine is left and none will come (last problem: {problem}); {left}")
         return StorageFull(f"{self._url} had no space for {self._full_timeout_s:.0f} s; {left}")

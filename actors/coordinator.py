@@ -50,7 +50,6 @@ class Coordinator:
         self._carries: set[asyncio.Task[None]] = set()
         self._error: BaseException | None = None
         self._stopped: str | None = None
-        self._engines_will_come = True
         self._brakes = Brakes(
             self._archive.url, spec.full_timeout_s, spec.infrastructure_per_hour, time.monotonic
         )
@@ -70,7 +69,7 @@ class Coordinator:
 
         Raises:
             ResourceError: a sample needs more bytes than may be in flight on a node.
-            IncompleteRun: no engine is left, too many failures, or a run that only fails.
+            IncompleteRun: too many failures, or a run that only fails.
             StorageFull: there was no space at the output for too long.
             StorageError: the dump can't be read or finished.
         """
@@ -132,11 +131,6 @@ class Coordinator:
         """Gives up an engine or a writer whose node goes away: nobody is blamed for the loss."""
         await self._ready()
         await self._departures.evict(name, reason)
-
-    async def no_more_engines(self) -> None:
-        """Says that no engine will be added any more: the loss of the last one ends the run."""
-        self._engines_will_come = False
-        self._wake()
 
     async def next_loss(self) -> tuple[Loss, ...]:
         """Waits for engines and writers that died since the last call; empty when the run has ended."""
@@ -230,10 +224,7 @@ class Coordinator:
                     self._carries.add(self._spawn(self._carrier.carry(dispatch, engine, writer)))
             self._look_at_engines()
             self._error = self._error or self._brakes.end(
-                self._ledger,
-                self._crew.last_problem,
-                self._crew.rate.exceeded(_now_s()),
-                self._engines_will_come or bool(self._crew.engines),
+                self._ledger, self._crew.last_problem, self._crew.rate.exceeded(_now_s())
             )
             await self._archive.grow()
             await _wait_for(news, _LOOK_EVERY_S)

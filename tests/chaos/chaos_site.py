@@ -112,8 +112,9 @@ class Site:
             else:
                 os.environ[name] = value
 
-    def add_node(self) -> Any:
-        return self.cluster.add_node(**self._node())
+    def add_node(self, gpus: int = 0) -> Any:
+        """Another raylet; its GPUs are only told to Ray."""
+        return self.cluster.add_node(num_gpus=gpus, **self._node())
 
     def _node(self) -> dict[str, int]:
         return {"num_cpus": 1, "object_store_memory": self._store_bytes}

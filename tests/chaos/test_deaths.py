@@ -88,6 +88,22 @@ def test_raylet(tmp_path: Path) -> None:
         check_dump(site.output)
 
 
+def test_last_node_with_gpus(tmp_path: Path) -> None:
+    with Site(tmp_path, nodes=1, engine={"gpus": 1}) as site:
+        lost = site.add_node(gpus=1)
+        site.collect()
+        site.until(lambda status: status.counts.written + status.counts.committed >= 12)
+        for process in processes_of(lost):
+            process.kill()
+        assert site.finish() == 1, site.text
+        assert re.search(r"no engine is left and none with 1 GPUs fits.*run the same command again", site.text)
+        site.add_node(gpus=1)
+        site.collect()
+        site.release()
+        assert site.finish() == 0, site.text
+        check_dump(site.output)
+
+
 def test_node_without_grace(tmp_path: Path) -> None:
     with Site(tmp_path, writers=IN_ONE_SHARD) as site:
         site.collect()

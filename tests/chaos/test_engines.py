@@ -7,19 +7,22 @@ from pathlib import Path
 
 import pytest
 from chaos_oracle import check_dump
-from chaos_site import Site
+from chaos_site import LENGTHS, Site
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
+POISON = f"s{LENGTHS.index(max(LENGTHS))}"
+"""The longest goes first, before the engines hold."""
+
 
 def test_poison_sample(tmp_path: Path) -> None:
-    with Site(tmp_path, engine={"args": {"die_on_ids": ["s7"], "hold_at_sample": 20}}) as site:
+    with Site(tmp_path, engine={"args": {"die_on_ids": [POISON], "hold_at_sample": 20}}) as site:
         site.collect()
         site.until(lambda status: status.counts.failed == 1 and len(status.engines) == 2)  # both are back
         assert site.finish() == 1, site.text
         died = set(re.findall(r"(engine-\d+) is gone", site.text))
         assert len(died) == 3, "one death in company, two alone"
-        check_dump(site.output, failed={"s7": "poison"})
+        check_dump(site.output, failed={POISON: "poison"})
 
 
 def test_hanging_engine(tmp_path: Path) -> None:

@@ -132,15 +132,6 @@ def test_stopped_run_seals_what_it_has_and_a_second_run_finishes_it(tmp_path: Pa
     assert len(rows) == len(set(rows)), "a committed row was collected again"
 
 
-def test_last_engine_lost_and_none_to_come_ends_the_run_with_the_reason(tmp_path: Path) -> None:
-    driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[{"die_at_sample": 30}])
-    driver.begin(engines=1)
-    ray.get(driver.coordinator.no_more_engines.remote())
-    with pytest.raises(IncompleteRun, match="no engine is left"):
-        driver.end(replace=False)
-    assert read_manifests(driver.store), "what was written before is committed"
-
-
 def test_run_that_only_fails_is_stopped(tmp_path: Path) -> None:
     bad = {"bad_rows": tuple(range(300))}
     driver = SmallDriver(make_dump(tmp_path, LENGTHS), faults=[bad, bad], limits={"failures_in_a_row": 30})
