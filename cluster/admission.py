@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -145,7 +146,7 @@ class Admission:
         return {key: ray.put(self._store.read(key)) for key, _ in self._store.list("prompts")}
 
 
-def _on(node: Node, work: object) -> ray.remote_function.RemoteFunction:
-    """A task that needs nothing and runs there."""
+def _on(node: Node, work: Callable[..., Any]) -> ray.remote_function.RemoteFunction:
+    """A task that needs nothing and runs there, by a name that the dashboard shows."""
     where = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-    return ray.remote(work).options(num_cpus=0, scheduling_strategy=where)
+    return ray.remote(work).options(name=f"{work.__name__} @ {node}", num_cpus=0, scheduling_strategy=where)
