@@ -58,8 +58,10 @@ REFUSED: Mapping[str, str] = {
     "pipeline_parallel_size": "a pipeline stage lacks layers",
     "nnodes": "the ring is shared memory of one node; see engine.nodes",
     "node_rank": "the ring is shared memory of one node; see engine.nodes",
+    "dist_init_addr": "the ring is shared memory of one node; see engine.nodes",
     "enable_dp_attention": "rows are spread over ranks in a way that isn't tested",
     "attn_dp_size": "rows are spread over ranks in a way that isn't tested",
+    "dwdp_size": "rows are spread over ranks in a way that isn't tested",
     "attn_cp_size": "context parallel ranks hold parts of a sample",
     "dcp_size": "context parallel ranks hold parts of a sample",
     "enable_prefill_cp": "context parallel ranks hold parts of a sample",
@@ -108,6 +110,8 @@ REFUSED_PREFIXES: Mapping[str, str] = {
     "speculative_": "speculative decoding changes forwards and what they return",
     "decoupled_spec_": "speculative decoding changes forwards and what they return",
     "disaggregation_": "prefill and decode are separate engines",
+    "elastic_ep_": "ranks that come and go run without the hook",
+    "ep_join_": "ranks that come and go run without the hook",
 }
 FORCED_ON: Mapping[str, str] = {
     "disable_radix_cache": "a reused prefix has no states",
@@ -132,7 +136,7 @@ def refused_flags(given: Mapping[str, Any]) -> dict[str, str]:
         elif name == "chunked_prefill_size":
             if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
                 refused[written] = "without chunks a forward has no bound, and neither has the ring"
-        elif not _is_off(value) and (why := _why_refused(name)) is not None:
+        elif not _is_off(name, value) and (why := _why_refused(name)) is not None:
             refused[written] = why
     return refused
 
@@ -272,12 +276,12 @@ def _cpu_defaults() -> dict[str, Any]:
     }
 
 
-def _is_off(value: Any) -> bool:
-    """Whether a value leaves its feature off; 1 is a parallel size of one, True is not."""
+def _is_off(name: str, value: Any) -> bool:
+    """Whether a value leaves its feature off; 1 does so where it is a number of ranks or nodes."""
     if value is None or isinstance(value, bool):
         return not value
     if isinstance(value, int):
-        return value in (0, 1)
+        return value == 0 or (value == 1 and name.endswith(("_size", "nnodes")))
     return value in OFF_VALUES
 
 

@@ -56,6 +56,10 @@ def engine(gpus=0, replicas=1, ring=0, hidden=7168, **args):
         {"disable_cuda_graph": False},
         {"enable_return_hidden_states": True},
         {"nnodes": 2},
+        {"node_rank": 1},
+        {"dist-init-addr": "10.0.0.1:5000"},
+        {"elastic_ep_backend": "mooncake"},
+        {"enable_mixed_chunk": 1},
         {"allow_auto_truncate": True},
         {"chunked_prefill_size": -1},
         {"tokenizer_path": "x"},
@@ -111,6 +115,7 @@ def test_the_arguments_that_sglang_knows_are_read_without_importing_it():
     [
         {"pp_size": 1},
         {"nnodes": 1},
+        {"node_rank": 0},
         {"speculative_algorithm": None},
         {"disaggregation_mode": "null"},
         {"use_ray": False},
