@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from actors.run_messages import MemberStatus
@@ -12,6 +13,21 @@ from storage.files import Store
 
 STATISTICS_KEY = "capture_statistics.json"
 WRITE_EVERY_S = 60.0
+
+
+def norm_counts(kept: Mapping[str, Any]) -> dict[str, Counter[float]]:
+    """The distribution of norms over all invocations and engines: state by name -> norm -> tokens.
+
+    Args:
+        kept: content of the file.
+    """
+    found: dict[str, Counter[float]] = {}
+    for engines in kept.values():
+        for engine in engines.values():
+            for state, told in engine["states"].items():
+                for norm, tokens in told.get("norm_counts", ()):
+                    found.setdefault(state, Counter())[norm] += tokens
+    return found
 
 
 class StateStatisticsFile:

@@ -106,7 +106,10 @@ class StateStatistics:
         return found
 
     def summary(self) -> dict[str, Mapping[str, Any]]:
-        """For each state by name: tokens looked at, mean and standard deviation of values, quantiles of norms."""
+        """For each state by name: tokens looked at, mean and standard deviation of values, quantiles of norms.
+
+        ``norm_counts`` is the distribution that the quantiles are of: norm of a bin's middle, and tokens in it.
+        """
         with self._lock:
             counts, sums = self._norms.copy(), self._sums.copy()
         found: dict[str, Mapping[str, Any]] = {}
@@ -119,6 +122,7 @@ class StateStatistics:
                     "mean": float(mean),
                     "std": float(max(square - mean * mean, 0.0) ** 0.5),
                     "norm_quantiles": {str(q): _quantile(counts[k], q) for q in QUANTILES},
+                    "norm_counts": [[_middle(int(i)), int(counts[k, i])] for i in np.flatnonzero(counts[k])],
                 }
         return found
 
@@ -177,4 +181,8 @@ def _quantile(counts: Array, q: float) -> float:
     """Norm below which a share ``q`` of those counted lies: the middle of its bin."""
     ordered = counts.cumsum()
     place = int(np.searchsorted(ordered, q * ordered[-1]))
+    return _middle(place)
+
+
+def _middle(place: int) -> float:
     return float(2.0 ** ((place + 0.5) / BINS_PER_OCTAVE + LOWEST_EXPONENT))

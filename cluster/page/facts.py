@@ -15,7 +15,7 @@ from actors.messages import CaptureSpec
 from cluster.collect import RUN_KEY
 from cluster.page.statistics import Statistics, read_statistics
 from cluster.preview import Stretch, load_tokenizer, stretches
-from cluster.statistics import STATISTICS_KEY
+from cluster.statistics import STATISTICS_KEY, norm_counts
 from cluster.verify import VERIFY_KEY
 from storage.account import AccountFindings, check_account
 from storage.errors import HsdumpError
@@ -100,8 +100,9 @@ def read_facts(url: str) -> Facts:
     dump, store = open_dump(url), Store(url)
     rows = [r for r in dump.samples.to_pylist() if r["status"] != "committed"]
     statistics, problem = None, None
+    kept = _json(store, STATISTICS_KEY) or {}
     try:
-        statistics = read_statistics(dump)
+        statistics = read_statistics(dump, norm_counts(kept))
     except HsdumpError as error:
         problem = str(error)
     return Facts(
@@ -115,7 +116,7 @@ def read_facts(url: str) -> Facts:
         kinds=Counter(r["status"] for r in rows),
         statistics=statistics,
         statistics_problem=problem,
-        unusual_tokens=_unusual(_json(store, STATISTICS_KEY) or {}),
+        unusual_tokens=_unusual(kept),
         browsed=() if problem else tuple(_browsed(dump)),
     )
 

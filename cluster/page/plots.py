@@ -9,11 +9,13 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
+from actors.capture.statistics import BINS_PER_OCTAVE
 from cluster.page.statistics import Statistics
 
 COLOURS = ("#4f8ef7", "#e2803b", "#3fae7a", "#c05fd0", "#d9a515", "#e0557b", "#2fb3c4", "#8a8f98")
 """Readable on white and on near black."""
 _BINS = 40
+_NORM_BINS = 80
 
 
 def figure_html(figure: go.Figure, name: str) -> str:
@@ -114,12 +116,10 @@ def lengths(tokens: NDArray[np.int64]) -> go.Figure:
 
 def norms(statistics: Statistics) -> go.Figure:
     """The distribution of tokens' norms at each state, logarithmic: massive activations are far to the right."""
-    low = min(float(s.norms[s.norms > 0].min(initial=1e30)) for s in statistics.states)
-    high = max(float(s.norms.max()) for s in statistics.states)
-    edges = np.geomspace(max(low * 0.9, 1e-6), high * 1.1, 80)
+    edges = _norm_edges(statistics)
     figure = go.Figure()
     for s in statistics.states:
-        counts, _ = np.histogram(s.norms, bins=edges)
+        counts, _ = np.histogram(s.norms.values, bins=edges, weights=s.norms.tokens)
         figure.add_scatter(
             x=np.sqrt(edges[1:] * edges[:-1]),
             y=counts / max(1, counts.sum()),
@@ -132,6 +132,15 @@ def norms(statistics: Statistics) -> go.Figure:
         yaxis={"title": "share of the tokens", "tickformat": ".0%", "rangemode": "tozero"},
     )
     return figure
+
+
+def _norm_edges(statistics: Statistics) -> NDArray[np.float64]:
+    """Edges of at most 80 bins, on those that norms are counted in: others would hold unequal numbers of them."""
+    values = np.concatenate([s.norms.values[s.norms.values > 0] for s in statistics.states])
+    places = np.log2(values if values.size else np.ones(1)) * BINS_PER_OCTAVE
+    low, high = int(np.floor(places.min())), int(np.floor(places.max())) + 1
+    step = -(-(high - low) // _NORM_BINS)
+    return np.asarray(2.0 ** (np.arange(low - step, high + 2 * step, step) / BINS_PER_OCTAVE))
 
 
 def outliers(statistics: Statistics) -> go.Figure:

@@ -1,8 +1,8 @@
-"""Norms and outlier channels of a dump's states, from some of its samples."""
+"""Norms of a dump's states, as the engines counted them or from some samples; outlier channels from some samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,24 +33,40 @@ class Channel:
 
 
 @dataclass(frozen=True)
+class Norms:
+    """Euclidean norms of tokens' vectors at one state.
+
+    Attributes:
+        values: float64 [n], ascending; of several tokens each where they are counted in bins.
+        tokens: int64 [n], how many tokens have each.
+        counted: while the dump was collected, by its engines; else those of the samples that were read.
+    """
+
+    values: NDArray[np.float64]
+    tokens: NDArray[np.int64]
+    counted: bool
+
+    def percentile(self, q: float) -> float:
+        """Norm that a share of q per cent of the tokens doesn't exceed."""
+        ends = self.tokens.cumsum()
+        return float(self.values[int(np.searchsorted(ends, q / 100 * ends[-1]))])
+
+
+@dataclass(frozen=True)
 class StateStatistics:
-    """One state over the tokens that were read.
+    """One state.
 
     Attributes:
         state: its name.
-        norms: float32 [tokens], Euclidean norm of each token's vector.
+        norms: of its tokens.
         outliers: channels with a ratio over `OUTLIER`, the largest first.
         channels: channels in all.
     """
 
     state: State
-    norms: NDArray[np.float32]
+    norms: Norms
     outliers: tuple[Channel, ...]
     channels: int
-
-    def percentile(self, q: float) -> float:
-        """Of the norms."""
-        return float(np.percentile(self.norms, q))
 
 
 @dataclass(frozen=True)
@@ -66,12 +82,26 @@ class Statistics:
     tokens: int
     states: tuple[StateStatistics, ...]
 
+    @property
+    def counted_tokens(self) -> int:
+        """Tokens of the state that the engines looked at most; 0 where the norms are all from samples."""
+        return max((int(s.norms.tokens.sum()) for s in self.states if s.norms.counted), default=0)
 
-def read_statistics(dump: Dump) -> Statistics | None:
+    @property
+    def sampled(self) -> list[str]:
+        """States whose norms are from samples."""
+        return [str(s.state) for s in self.states if not s.norms.counted]
+
+
+def read_statistics(dump: Dump, counted: Mapping[str, Mapping[float, int]]) -> Statistics | None:
     """Reads samples of all lengths; None where the dump has none.
 
+    Args:
+        dump: it may be unfinished.
+        counted: state by name -> norm -> tokens, for states whose norms were counted while they were collected.
+
     Raises:
-        CorruptDump: one of them isn't what was committed.
+        CorruptDump: one of the samples isn't what was committed.
     """
     layout = dump.layout
     norms: list[torch.Tensor] = []
@@ -87,10 +117,25 @@ def read_statistics(dump: Dump) -> Statistics | None:
     all_norms = torch.cat(norms).numpy()
     means = (magnitude / tokens).numpy()
     states = tuple(
-        StateStatistics(state, all_norms[:, k], _outliers(means[k]), layout.hidden_size)
+        StateStatistics(
+            state,
+            _norms(counted.get(str(state), {}), all_norms[:, k]),
+            _outliers(means[k]),
+            layout.hidden_size,
+        )
         for k, state in enumerate(layout.states)
     )
     return Statistics(samples, tokens, states)
+
+
+def _norms(counted: Mapping[float, int], sampled: NDArray[np.float32]) -> Norms:
+    values, tokens = (
+        (np.array(list(counted)), np.array(list(counted.values())))
+        if counted
+        else (sampled.astype(np.float64), np.ones(len(sampled), np.int64))
+    )
+    order = np.argsort(values)
+    return Norms(values[order], tokens[order], bool(counted))
 
 
 def chosen_samples(dump: Dump) -> Iterator[Sample]:

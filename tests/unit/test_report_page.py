@@ -14,10 +14,14 @@ import pytest
 from made_dumps import IDENTITY, make_dump, states_of, write_whole
 from playwright.sync_api import Browser, sync_playwright
 
+from actors.capture.statistics import StateStatistics
 from cluster.page.build import report
+from cluster.page.facts import read_facts
+from cluster.page.plots import norms as norms_figure
 from cluster.page.plots import outliers
 from cluster.page.statistics import read_statistics
 from cluster.preview import Stretch
+from cluster.statistics import STATISTICS_KEY
 from storage.dump import create_dump
 from storage.errors import OutputError
 from storage.files import Store
@@ -90,6 +94,9 @@ def test_the_page_renders_without_the_network(
         box = plot.bounding_box()
         assert box is not None
         assert 250 < box["width"] <= width
+        drawn = plot.locator(".main-svg").first.bounding_box()
+        assert drawn is not None
+        assert drawn["width"] == box["width"], "it is drawn over its neighbour"
     text, back = page.evaluate(
         "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
     )
@@ -131,11 +138,37 @@ def test_the_page_says_what_is_missing(page_file: Path, tmp_path: Path) -> None:
 def test_statistics_are_those_of_the_states(tmp_path: Path) -> None:
     make_dump(tmp_path, [9, 20, 30], layout=LAYOUT)
     dump = open_dump(str(tmp_path))
-    found = read_statistics(dump)
+    found = read_statistics(dump, {})
     assert found is not None
     expected = np.concatenate([s.states(2).float().norm(dim=-1).numpy() for s in dump])
     assert found.tokens == 59
-    np.testing.assert_allclose(np.sort(found.states[1].norms), np.sort(expected), rtol=1e-6)
+    np.testing.assert_allclose(found.states[1].norms.values, np.sort(expected), rtol=1e-6)
+    assert (found.counted_tokens, found.sampled) == (0, ["0", "2", "final"])
+
+
+def test_norms_are_those_that_engines_counted_and_sampled_only_where_none_did(tmp_path: Path) -> None:
+    store = make_dump(tmp_path, [9, 20, 30], layout=LAYOUT)
+    counter = StateStatistics(LAYOUT)
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal((64_000, 64)).astype(np.float32) * scale for scale in (1, 4, 1)]
+    counter.look([(v.view(np.uint32) >> 16).astype(np.uint16) for v in values])
+    told = counter.summary()
+    del told["final"]
+    kept = {run: {"engine-0": {"states": told, "alarms": 0}} for run in ("first", "second")}
+    store.replace(STATISTICS_KEY, json.dumps(kept).encode())
+    found = read_facts(str(tmp_path)).statistics
+    assert found is not None
+    assert (found.counted_tokens, found.sampled) == (4000, ["final"])
+    norms = np.linalg.norm(values[1][::32], axis=1)
+    for q in (1, 50, 99):
+        assert found.states[1].norms.percentile(q) == pytest.approx(np.percentile(norms, q), rel=0.05)
+    drawn = np.asarray(norms_figure(found).data[1].y)
+    assert drawn.sum() == pytest.approx(1)
+    assert (np.diff(np.flatnonzero(drawn > 0.01)) == 1).all(), "bins between those of the count are empty"
+    report(str(tmp_path), None)
+    text = " ".join((tmp_path / "report.html").read_text().split())
+    assert "Norms are of 4,000 tokens that the engines counted while they collected" in text
+    assert "those of final weren't counted" in text.replace("&#39;", "'")
 
 
 def test_outlier_channels_are_those_far_over_the_median(tmp_path: Path) -> None:
@@ -146,7 +179,7 @@ def test_outlier_channels_are_those_far_over_the_median(tmp_path: Path) -> None:
     bits[1, :, 17] = 0x42C8  # 100 as bfloat16
     write_whole(writer, 0, bits)
     writer.seal_all()
-    found = read_statistics(open_dump(str(tmp_path)))
+    found = read_statistics(open_dump(str(tmp_path)), {})
     assert found is not None
     assert [[c.index for c in s.outliers] for s in found.states] == [[], [17], []]
     assert 50 < found.states[1].outliers[0].ratio < 300

@@ -31,6 +31,7 @@ def test_the_summary_agrees_with_numpy_over_the_rows_that_were_looked_at():
         assert found["std"] == pytest.approx(values.std(), rel=1e-4)
         for q, norm in found["norm_quantiles"].items():
             assert norm == pytest.approx(np.quantile(norms, float(q)), rel=0.05)
+        assert sum(count for _, count in found["norm_counts"]) == len(values)
 
 
 def test_no_norm_is_unusual_before_enough_were_seen():
