@@ -52,6 +52,7 @@ def bucket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str,
         yield "s3://dumps/run", proxy
 
 
+@pytest.mark.timeout(600 + 2 * OUTAGE_S)
 def test_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     permits = {"inflight_bytes": 3 * MIB}
     with (
