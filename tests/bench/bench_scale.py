@@ -5,15 +5,16 @@
 
 Every node is a raylet of this host with a synthetic engine and a writer; prompts, shards and manifests are real,
 the samples tiny. The coordinator's CPU time is that of its process from the first dispatch to the last commit, its
-peak memory that of its whole life, finishing the dump included. Each point has a cluster of its own; rows in the
-output file are replaced point by point.
+peak memory that of its whole life, finishing the dump included. Each point has a cluster of its own, whose daemons
+have come to rest before it begins; rows in the output file are replaced point by point. ``load`` is the machine's at
+the end, this run's own processes among it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
+import os
 import subprocess
 import sys
 import tempfile
@@ -62,6 +63,7 @@ def measure(nodes: int, samples: int, folder: Path) -> dict[str, Any]:
         "spilled_bytes": spilled,
         "work_s": round(summary.work_s, 2),
         "whole_s": round(took_s, 2),
+        "load": round(os.getloadavg()[0], 1),
     }
 
 
@@ -91,11 +93,11 @@ def main() -> None:
 
 def keep(out: Path, row: dict[str, Any]) -> None:
     print("  ".join(f"{name} {row[name]:,}" for name in COLUMNS), flush=True)
-    rows = json.loads(out.read_text())["rows"] if out.exists() else []
+    rows = json.loads(out.read_text()) if out.exists() else []
     rows = [r for r in rows if (r["nodes"], r["samples"]) != (row["nodes"], row["samples"])]
     rows = sorted([*rows, row], key=lambda r: (r["samples"], r["nodes"]))
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"host": platform.node(), "rows": rows}, indent=1))
+    out.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

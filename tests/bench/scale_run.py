@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import ray
 from numpy.typing import NDArray
 from ray.cluster_utils import Cluster
@@ -73,13 +75,36 @@ def raylets(count: int) -> Iterator[list[str]]:
     try:
         for _ in range(count - 1):
             cluster.add_node(**node)
-        ray.init(cluster.address, log_to_driver=False)
+        ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
         cluster.wait_for_nodes()
+        _wait_for_rest(cluster)
         head = ray.get_runtime_context().get_node_id()
         yield sorted((n["NodeID"] for n in ray.nodes() if n["Alive"]), key=lambda n: n != head)
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+def _wait_for_rest(cluster: Cluster) -> None:
+    """Until a node's daemons take less than a twentieth of a core: each starts with two that import much."""
+    nodes = cluster.list_all_nodes()
+    while True:
+        roots = [process for node in nodes for process in node.live_processes()]
+        daemons = [psutil.Process(process.pid) for _, process in roots]
+        family = [p for daemon in daemons for p in (daemon, *daemon.children(recursive=True))]
+        before_s, began_s = _cpu_s(family), time.monotonic()
+        time.sleep(2.0)
+        if _cpu_s(family) - before_s < 0.05 * len(nodes) * (time.monotonic() - began_s):
+            return
+
+
+def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+    total_s = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            total_s += times.user + times.system
+    return total_s
 
 
 def spilled_bytes() -> int:

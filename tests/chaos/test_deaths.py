@@ -96,7 +96,9 @@ def test_last_node_with_gpus(tmp_path: Path) -> None:
         for process in processes_of(lost):
             process.kill()
         assert site.finish() == 1, site.text
-        assert re.search(r"no engine is left and none with 1 GPUs fits.*run the same command again", site.text)
+        assert re.search(
+            r"no engine is left and none with 1 GPUs fits.*run the same command again", site.text
+        )
         site.add_node(gpus=1)
         site.collect()
         site.release()
