@@ -35,7 +35,7 @@ class Archive:
         spec: of the coordinator.
 
     Attributes:
-        tokens: of all rows that preparation kept.
+        tokens: of all rows that are to be collected.
         stored_bytes: of the shards sealed in this coordinator's life.
     """
 
@@ -69,7 +69,9 @@ class Archive:
         revoke(self._store, spec.layout, spec.run_id, lambda claim: claim.run_id != spec.run_id)
         shards = frozenset(committed_shards(self._store))
         committed = read_places(self._store)["row"].to_numpy()
-        skipped = self._table.status != 0
+        kept = self._table.kept(spec.layout.keep)
+        self._stateless = np.flatnonzero((self._table.status == 0) & (kept == 0))
+        skipped = (self._table.status != 0) | (kept == 0)
         self.tokens = int(self._table.tokens[~skipped].sum(dtype=np.int64))
         ledger = Ledger(
             self._table.tokens,
@@ -78,6 +80,7 @@ class Archive:
             spec.limits,
             spec.generation,
             committed=committed,
+            kept=kept,
         )
         self._sealed_up_to = first_free(self._store) - 1
         return ledger, shards
@@ -125,7 +128,14 @@ class Archive:
             pa.repeat("skipped", len(skipped)),
             skipped["skip_reason"],
         ]
-        tables = [pa.table(before, schema=OUTCOMES)]
+        why = f"no token's states are to be stored (capture.keep: {self._spec.layout.keep})"
+        stateless = [
+            self._stateless,
+            self._table.sample_ids(self._stateless),
+            pa.repeat("skipped", len(self._stateless)),
+            pa.repeat(why, len(self._stateless)),
+        ]
+        tables = [pa.table(before, schema=OUTCOMES), pa.table(stateless, schema=OUTCOMES)]
         reasons = dict(rows.reasons())
         if reasons:
             which = np.fromiter(reasons, np.int64)

@@ -35,9 +35,14 @@ class Limits:
             if value < (0 if name == "retries" else 1):
                 raise ValueError(f"{name} is {value}; it must be positive")
 
-    def tokens_per_batch(self, bytes_per_token: int) -> int:
-        """Most tokens in a batch of more than one sample, by tokens and by bytes."""
-        return min(self.batch_tokens, min(self.batch_bytes, self.in_flight_bytes) // bytes_per_token)
+    @property
+    def bytes_per_batch(self) -> int:
+        """Most bytes of states in a batch of more than one sample."""
+        return min(self.batch_bytes, self.in_flight_bytes)
+
+    def tokens_per_batch(self, bytes_per_token: float) -> int:
+        """Most tokens in a batch of more than one sample, by tokens and, for the mean token, by bytes."""
+        return min(self.batch_tokens, int(self.bytes_per_batch / bytes_per_token))
 
 
 @dataclass(frozen=True)

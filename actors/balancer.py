@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from actors.balance import Engine, Engines, Limits, Writer, Writers
 from actors.budgets import Permits
 from actors.pending import PendingRows
@@ -33,7 +36,7 @@ class Choice:
 
 
 class Balancer:
-    """Chooses batches.
+    """Chooses batches: by tokens, which cost an engine's time, and within permits for the bytes that are stored.
 
     Suspects first, each alone on an idle engine; as many of the least loaded engines as there are suspects
     are kept for them. Then longest first, to the engine that will have done first what it has, by the speed at
@@ -43,20 +46,31 @@ class Balancer:
     more. Without that the end was a row of ever smaller batches, and since a batch is answered only when its
     states are out, the GPU idled between them, for nearly two seconds in a simulation. When the permits left
     on a node don't hold a whole batch, the engine waits rather than take a scrap of one.
+
+    Args:
+        limits: bounds of a batch.
+        row_bytes: int64 [n], what is stored of each row.
+        token_bytes: what is stored of the mean token: where only some tokens' states are, less than of one of those.
+        pending: the rows that wait.
+        engines: who prefills.
+        writers: who writes.
+        permits: bytes in flight per node.
     """
 
     def __init__(
         self,
         limits: Limits,
-        bytes_per_token: int,
+        row_bytes: NDArray[np.int64],
+        token_bytes: float,
         pending: PendingRows,
         engines: Engines,
         writers: Writers,
         permits: Permits,
     ) -> None:
         self._limits = limits
-        self._bytes_per_token = bytes_per_token
-        self._batch_tokens = limits.tokens_per_batch(bytes_per_token)
+        self._row_bytes = row_bytes
+        self._token_bytes = token_bytes
+        self._batch_tokens = limits.tokens_per_batch(token_bytes)
         self._pending = pending
         self._engines = engines
         self._writers = writers
@@ -94,7 +108,7 @@ class Balancer:
 
     def _suspect_for(self, engine: Engine, writer: Writer) -> list[int]:
         row = self._pending.suspect()
-        if row is None or not self._fits(engine, writer, self._pending.tokens_of(row)):
+        if row is None or self._row_bytes[row] > self._room(engine, writer):
             return []
         return [self._pending.pop_suspect()]
 
@@ -105,17 +119,22 @@ class Balancer:
         longest = self._pending.tokens_of(head)
         least = min(self._batch_tokens // _LEAST_PART, speeds.get(engine.name, math.inf) * _LEAST_S)
         left = max(longest, min(self._batch_tokens, max(self._share(engine, speeds) // 2, int(least))))
-        if not self._fits(engine, writer, min(left, longest * self._limits.batch_samples)):
+        first, most = int(self._row_bytes[head]), self._limits.bytes_per_batch
+        room = self._room(engine, writer)
+        whole = min(left, longest * self._limits.batch_samples) * self._token_bytes
+        if room < max(first, min(whole, most)):
             return []
+        room = max(first, min(room, most))
         rows: list[int] = []
         while head is not None and len(rows) < self._limits.batch_samples:
-            tokens = self._pending.tokens_of(head)
-            if tokens > left:
+            tokens, size_bytes = self._pending.tokens_of(head), int(self._row_bytes[head])
+            if tokens > left or size_bytes > room:
                 break
             left -= tokens
+            room -= size_bytes
             rows.append(self._pending.pop())
             head = self._pending.head()
         return rows
 
-    def _fits(self, engine: Engine, writer: Writer, tokens: int) -> bool:
-        return self._permits.fits({engine.node, writer.node}, tokens * self._bytes_per_token)
+    def _room(self, engine: Engine, writer: Writer) -> int:
+        return self._permits.room({engine.node, writer.node})

@@ -24,6 +24,10 @@ class Permits:
         """Whether ``size_bytes`` more can be taken on every one of ``nodes``."""
         return all(self._used.get(node, 0) + size_bytes <= self.budget_bytes for node in nodes)
 
+    def room(self, nodes: Iterable[str]) -> int:
+        """Most bytes that can be taken on every one of ``nodes``."""
+        return self.budget_bytes - max(self._used.get(node, 0) for node in nodes)
+
     def take(self, nodes: Iterable[str], size_bytes: int) -> None:
         """Takes ``size_bytes`` on every one of ``nodes``.
 

@@ -46,7 +46,7 @@ class Carrier:
 
     async def carry(self, dispatch: Dispatch, engine: Member, writer: Member) -> None:
         """Takes one batch to its end, whatever that is; raises nothing that a member did wrong."""
-        segments = plan_segments([s.tokens for s in dispatch.samples], self._layout)
+        segments = plan_segments([s.kept for s in dispatch.samples], self._layout)
         batch = Batch(dispatch.batch_id, dispatch.samples, segments)
         record_ref = engine.handle.capture.remote(batch)
         refs = deque(engine.handle.segment.remote(batch.batch_id, i) for i in range(len(segments)))

@@ -12,11 +12,10 @@ import logging
 import os
 import socket
 import sys
-from typing import Any
 
-import numpy as np
 import ray
 
+from actors.capture.intake import Array
 from actors.capture.job import CaptureJob
 from actors.capture.session import CaptureSession
 from actors.figures import Figures
@@ -80,12 +79,12 @@ class EngineActor:
         The record is small; the states are fetched with `segment`, which may be called before, meanwhile or
         after, exactly once for each segment.
         """
-        tokens = await asyncio.to_thread(self._patience.call, lambda: self._tokens(batch))
-        job = self._session.submit(batch, tokens)
+        tokens, positions = await asyncio.to_thread(self._patience.call, lambda: self._tokens(batch))
+        job = self._session.submit(batch, tokens, positions)
         self._job(batch.batch_id).set_result(job)
         return await asyncio.wrap_future(job.record())
 
-    async def segment(self, batch_id: str, index: int) -> np.ndarray[Any, Any]:
+    async def segment(self, batch_id: str, index: int) -> Array:
         """One segment of a batch as soon as its rows are there.
 
         Returns:
@@ -136,8 +135,11 @@ class EngineActor:
         except StorageError:
             return f"row {row}"
 
-    def _tokens(self, batch: Batch) -> list[np.ndarray[Any, Any]]:
-        return [self._prompts.load(s.row).token_ids for s in batch.samples]
+    def _tokens(self, batch: Batch) -> tuple[list[Array], list[Array]]:
+        """Token ids of each sample, and the positions of those whose states are stored."""
+        keep = self._spec.capture.layout.keep
+        prompts = [self._prompts.load(s.row) for s in batch.samples]
+        return [p.token_ids for p in prompts], [keep.positions(p.loss_mask) for p in prompts]
 
     def _job(self, batch_id: str) -> asyncio.Future[CaptureJob]:
         if batch_id not in self._jobs:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from actors.balance import Dispatch, Engines, Flight, Writers
 from actors.balancer import Choice
 from actors.budgets import Permits
@@ -19,7 +22,8 @@ class Flights:
         engines: who prefills.
         writers: who writes.
         permits: bytes in flight per node.
-        bytes_per_token: K x H x itemsize.
+        kept: int32 [n], tokens of each row whose states are stored.
+        bytes_per_token: K x H x itemsize of such a token.
         generation: of the coordinator; a part of the batch ids.
     """
 
@@ -29,6 +33,7 @@ class Flights:
         engines: Engines,
         writers: Writers,
         permits: Permits,
+        kept: NDArray[np.int32],
         bytes_per_token: int,
         generation: int,
     ) -> None:
@@ -36,6 +41,7 @@ class Flights:
         self._engines = engines
         self._writers = writers
         self._permits = permits
+        self._kept = kept
         self._bytes_per_token = bytes_per_token
         self._generation = generation
         self._begun = 0
@@ -62,8 +68,11 @@ class Flights:
         """A chosen batch takes off."""
         self._begun += 1
         engine, writer = choice.engine, choice.writer
-        lengths = self._rows.tokens
-        refs = tuple(SampleRef(row, self._rows.start(row), int(lengths[row])) for row in choice.rows)
+        tokens_of, kept_of = self._rows.tokens, self._kept
+        refs = tuple(
+            SampleRef(row, self._rows.start(row), int(tokens_of[row]), int(kept_of[row]))
+            for row in choice.rows
+        )
         tokens = sum(ref.tokens for ref in refs)
         flight = Flight(
             batch_id=f"{self._generation}-{self._begun}",
@@ -72,7 +81,7 @@ class Flights:
             nodes=tuple({engine.node, writer.node}),
             samples={ref.row: ref.attempt for ref in refs},
             tokens=tokens,
-            size_bytes=tokens * self._bytes_per_token,
+            size_bytes=sum(ref.kept for ref in refs) * self._bytes_per_token,
             alone=choice.alone,
         )
         self._flights[flight.batch_id] = flight

@@ -34,11 +34,12 @@ class Ledger:
     Args:
         tokens: int32 [n], tokens of each row.
         skipped: bool [n], rows that preparation skipped.
-        bytes_per_token: K x H x itemsize.
+        bytes_per_token: K x H x itemsize of a token whose states are stored.
         limits: bounds of batches, permits and retries.
         generation: of the coordinator, from 0. Attempt numbers and batch ids of different generations differ,
             so that a replaced coordinator's late results are refused.
         committed: rows that manifests name already.
+        kept: int32 [n], tokens of each row whose states are stored; None for all.
 
     Attributes:
         rows: the columns; read them, but change them only by the ledger's methods.
@@ -60,7 +61,10 @@ class Ledger:
         limits: Limits,
         generation: int = 0,
         committed: NDArray[np.int64] | Sequence[int] = (),
+        kept: NDArray[np.int32] | None = None,
     ) -> None:
+        kept = tokens if kept is None else kept
+        row_bytes = kept.astype(np.int64) * bytes_per_token
         self.limits = limits
         self.rows = Rows(tokens, skipped, generation, np.asarray(committed, dtype=np.int64))
         self.engines = Engines()
@@ -71,23 +75,20 @@ class Ledger:
         self._pending = self.rows.pending
         self._verdicts = Verdicts(self.rows, self.breaker, self.events, limits.retries)
         self._flights = Flights(
-            self.rows, self.engines, self.writers, self.permits, bytes_per_token, generation
+            self.rows, self.engines, self.writers, self.permits, kept, bytes_per_token, generation
         )
+        token_bytes = int(row_bytes.sum()) / max(int(tokens.sum(dtype=np.int64)), 1) or float(bytes_per_token)
         self._balancer = Balancer(
-            limits, bytes_per_token, self._pending, self.engines, self.writers, self.permits
+            limits, row_bytes, token_bytes, self._pending, self.engines, self.writers, self.permits
         )
-        self._refuse_giants(bytes_per_token)
+        self._refuse_giants(row_bytes)
 
-    def _refuse_giants(self, bytes_per_token: int) -> None:
-        row = self._pending.head()
-        if row is None:
-            return
-        tokens = self._pending.tokens_of(row)
-        need = tokens * bytes_per_token
-        if need > self.limits.in_flight_bytes:
+    def _refuse_giants(self, row_bytes: NDArray[np.int64]) -> None:
+        row = self._pending.heaviest(row_bytes)
+        if row is not None and row_bytes[row] > self.limits.in_flight_bytes:
             raise ResourceError(
-                f"row {row} has {tokens} tokens, whose states take {need} bytes, but only "
-                f"{self.limits.in_flight_bytes} bytes may be in flight on a node; give Ray a larger object "
+                f"row {row} has {self._pending.tokens_of(row)} tokens, whose states take {row_bytes[row]} bytes, "
+                f"but only {self.limits.in_flight_bytes} bytes may be in flight on a node; give Ray a larger object "
                 "store (and raise the limit with it) or lower prompts.max_tokens"
             )
 

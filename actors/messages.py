@@ -2,13 +2,13 @@
 
 A *batch* is some samples for one engine. Its states travel as *segments*: flat 1-D arrays of the layout's
 storage dtype, at most `SEGMENT_BYTES` each, that hold *pieces* one after another. A piece is [K, rows, H] in C
-order for rows ``token_start .. token_start + rows`` of one sample. How a batch falls into segments follows from
-its lengths alone (`plan_segments`), so sender and receiver need no header.
+order for rows ``start .. start + rows`` of those of one sample that are stored. How a batch falls into segments
+follows from its stored rows alone (`plan_segments`), so sender and receiver need no header.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,12 +26,14 @@ class SampleRef:
     Attributes:
         row: index of the prepared row.
         attempt: attempt number, from 1; a result with another number is stale and refused.
-        tokens: T, rows of states that must come back.
+        tokens: T, what the model reads.
+        kept: R, rows of states that must come back.
     """
 
     row: int
     attempt: int
     tokens: int
+    kept: int
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,12 @@ class Piece:
 
     Attributes:
         sample: position of the sample in its batch.
-        token_start: first token; a multiple of the layout's chunk_rows.
-        rows: tokens.
+        start: stored rows of the sample before it; a multiple of the layout's chunk_rows.
+        rows: stored rows in it.
     """
 
     sample: int
-    token_start: int
+    start: int
     rows: int
 
 
@@ -73,9 +75,9 @@ class Batch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As plain integers: to pickle an object a sample costs more than all else that is done for a small one.
-        samples = tuple(n for s in self.samples for n in (s.row, s.attempt, s.tokens))
+        samples = tuple(n for s in self.samples for n in (s.row, s.attempt, s.tokens, s.kept))
         segments = tuple(
-            tuple(n for p in segment for n in (p.sample, p.token_start, p.rows)) for segment in self.segments
+            tuple(n for p in segment for n in (p.sample, p.start, p.rows)) for segment in self.segments
         )
         return _batch, (self.batch_id, samples, segments)
 
@@ -83,13 +85,11 @@ class Batch:
 def _batch(batch_id: str, samples: tuple[int, ...], segments: tuple[tuple[int, ...], ...]) -> Batch:
     return Batch(
         batch_id,
-        tuple(SampleRef(*three) for three in _threes(samples)),
-        tuple(tuple(Piece(*three) for three in _threes(segment)) for segment in segments),
+        tuple(SampleRef(*four) for four in zip(*[iter(samples)] * 4, strict=True)),
+        tuple(
+            tuple(Piece(*three) for three in zip(*[iter(segment)] * 3, strict=True)) for segment in segments
+        ),
     )
-
-
-def _threes(numbers: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-    return zip(*[iter(numbers)] * 3, strict=True)  # type: ignore[return-value]
 
 
 FailureKind = Literal["bad_states", "row_mismatch", "too_long", "engine", "other"]
@@ -301,10 +301,8 @@ class WriterInfo:
     actor_pid: int
 
 
-def plan_segments(
-    tokens: Sequence[int], layout: Layout, max_bytes: int = SEGMENT_BYTES
-) -> tuple[Segment, ...]:
-    """How samples of the given lengths fall into segments of at most ``max_bytes``.
+def plan_segments(rows: Sequence[int], layout: Layout, max_bytes: int = SEGMENT_BYTES) -> tuple[Segment, ...]:
+    """How samples of so many stored rows fall into segments of at most ``max_bytes``.
 
     A sample is cut only at multiples of ``layout.chunk_rows``, so that each piece starts on an inner chunk.
 
@@ -319,19 +317,19 @@ def plan_segments(
     segments: list[Segment] = []
     pieces: list[Piece] = []
     room = max_rows
-    for i, length in enumerate(tokens):
+    for i, length in enumerate(rows):
         start = 0
         while start < length:
-            rows = min(length - start, room)
-            if rows < length - start:
-                rows = rows // step * step
-            if rows == 0:
+            taken = min(length - start, room)
+            if taken < length - start:
+                taken = taken // step * step
+            if taken == 0:
                 segments.append(tuple(pieces))
                 pieces, room = [], max_rows
                 continue
-            pieces.append(Piece(i, start, rows))
-            start += rows
-            room -= rows
+            pieces.append(Piece(i, start, taken))
+            start += taken
+            room -= taken
     if pieces:
         segments.append(tuple(pieces))
     return tuple(segments)

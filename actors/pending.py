@@ -52,6 +52,10 @@ class PendingRows:
             raise ValueError(f"row {row} isn't waiting")
         self._leave(row)
 
+    def heaviest(self, weights: NDArray[np.int64]) -> int | None:
+        """The waiting row of the largest weight, of those of all rows [n]; None when there is none."""
+        return int(np.where(self._waiting, weights, -1).argmax()) if self._waiting.any() else None
+
     def head(self) -> int | None:
         """The longest waiting row that is no suspect; None when there is none."""
         while self._next < len(self._order) and not self._waiting[self._order[self._next]]:

@@ -99,7 +99,7 @@ class Status:
 
     Attributes:
         counts: rows by state; all zero while the coordinator reads the dump.
-        tokens: of all rows that preparation kept.
+        tokens: of all rows that are to be collected.
         committed_tokens: of the committed rows.
         captured_tokens: answered by engines in this coordinator's life; for a rate.
         stored_bytes: of the shards sealed in this coordinator's life.

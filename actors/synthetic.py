@@ -44,17 +44,17 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 def synthetic_states(sample_id: str, tokens: int, layout: Layout) -> NDArray[Any]:
     """The states of a whole sample: [K, T, H] in the layout's storage dtype, finite and nowhere zero."""
-    return synthetic_rows(sample_id, 0, tokens, layout)
+    return synthetic_rows(sample_id, np.arange(tokens, dtype=np.int32), layout)
 
 
-def synthetic_rows(sample_id: str, start: int, rows: int, layout: Layout) -> NDArray[Any]:
-    """Rows ``start .. start + rows`` of a sample's states: [K, rows, H].
+def synthetic_rows(sample_id: str, positions: NDArray[np.int32], layout: Layout) -> NDArray[Any]:
+    """A sample's states at some tokens: [K, rows, H] for positions [rows].
 
     Any two of sample, state and position differ in nearly every row, so a row in a wrong place shows.
     """
     seed = np.uint64(xxhash.xxh3_64_intdigest(sample_id.encode()))
     k = np.arange(layout.num_states, dtype=np.uint64)[:, None]
-    position = np.arange(start, start + rows, dtype=np.uint64)[None, :]
+    position = positions.astype(np.uint64)[None, :]
     of_row = _mix(seed + _STEP * (position * np.uint64(layout.num_states) + k + np.uint64(1)))
     of_column = _mix(np.arange(layout.hidden_size, dtype=np.uint64) * _STEP)
     bits = of_row.astype(np.uint16)[:, :, None] + of_column.astype(np.uint16)
@@ -120,11 +120,12 @@ class SyntheticFaults:
 
 
 class _Prefill:
-    """A batch, its samples' ids, and which of them are through."""
+    """A batch, its samples' ids, the tokens whose states are stored, and which samples are through."""
 
-    def __init__(self, batch: Batch, ids: list[str]) -> None:
+    def __init__(self, batch: Batch, ids: list[str], positions: list[NDArray[np.int32]]) -> None:
         self.batch = batch
         self.ids = ids
+        self.positions = positions
         self.done = [asyncio.Event() for _ in batch.samples]
 
 
@@ -177,12 +178,11 @@ class SyntheticEngine:
     async def capture(self, batch: Batch) -> BatchRecord:
         """Takes its time over a batch and answers for each sample."""
         began_s = time.perf_counter()
-        ids = await asyncio.to_thread(self._patience.call, lambda: self._ids(batch))
-        prefill = _Prefill(batch, ids)
+        prefill = await asyncio.to_thread(self._patience.call, lambda: self._prefill_of(batch))
         self._batch(batch.batch_id).set_result(prefill)
         async with self._one_by_one:
             outcomes = []
-            for sample, sample_id, done in zip(batch.samples, ids, prefill.done, strict=True):
+            for sample, sample_id, done in zip(batch.samples, prefill.ids, prefill.done, strict=True):
                 outcomes.append(await self._prefill(sample, sample_id))
                 done.set()
         prefill_s = time.perf_counter() - began_s
@@ -230,8 +230,12 @@ class SyntheticEngine:
             self._batches[batch_id] = asyncio.get_running_loop().create_future()
         return self._batches[batch_id]
 
-    def _ids(self, batch: Batch) -> list[str]:
-        return [self._prompts.load(sample.row).sample_id for sample in batch.samples]
+    def _prefill_of(self, batch: Batch) -> _Prefill:
+        rows = [self._prompts.load(sample.row) for sample in batch.samples]
+        keep = self._layout.keep
+        return _Prefill(
+            batch, [row.sample_id for row in rows], [keep.positions(row.loss_mask) for row in rows]
+        )
 
     async def _prefill(self, sample: SampleRef, sample_id: str) -> SampleOutcome:
         faults = self._faults
@@ -250,7 +254,8 @@ class SyntheticEngine:
 
     def _rows(self, prefill: _Prefill, piece: Piece) -> NDArray[Any]:
         row = prefill.batch.samples[piece.sample].row
-        states = synthetic_rows(prefill.ids[piece.sample], piece.token_start, piece.rows, self._layout)
+        positions = prefill.positions[piece.sample][piece.start : piece.start + piece.rows]
+        states = synthetic_rows(prefill.ids[piece.sample], positions, self._layout)
         if row in self._faults.bad_rows:
             states.fill(np.iinfo(states.dtype).max)  # all bits set: not a number, in each of the types
         return states[:, :-1] if row in self._faults.short_rows else states

@@ -112,19 +112,19 @@ class WriterActor:
         placed = self._placed.setdefault(batch.batch_id, {})
         row = batch.samples[piece.sample].row
         while row not in self._broken.get(batch.batch_id, ()):
-            if piece.token_start != placed.get(row, 0):
+            if piece.start != placed.get(row, 0):
                 return  # an earlier segment was empty: this sample failed, another one here didn't
             try:
                 if row not in placed:
                     self._place(row)
                     placed[row] = 0
-                self._shards.write(row, piece.token_start, states)
+                self._shards.write(row, piece.start, states)
             except StorageError as error:
-                if piece.token_start == 0:
+                if piece.start == 0:
                     placed.pop(row, None)  # all that was written of it is here: it is written again
                 self._after_storage_failure(error)
             else:
-                placed[row] = piece.token_start + piece.rows
+                placed[row] = piece.start + piece.rows
                 return
 
     @ray.method(concurrency_group="io")

@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal
 
 import fsspec
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from storage.errors import ConfigError
+from storage.keep import Keep
 
 _MIB = 1 << 20
 
@@ -46,6 +47,14 @@ class CaptureConfig(_Section):
     """Boundary N, before the final norm: what speculators trains on."""
     final_normed: bool = True
     """After the final norm, what lm_head reads: what SpecForge and EAGLE train on."""
+    keep: str = "all"
+    """Of which tokens the states are stored: `all`, `supervised` (loss mask 1), or `last:N`, the last N of each sample.
+    docs/training.md says what needs all of them."""
+
+    @field_validator("keep")
+    @classmethod
+    def _known(cls, keep: str) -> str:
+        return str(Keep.parse(keep))
 
     @model_validator(mode="after")
     def _something(self) -> CaptureConfig:

@@ -13,7 +13,7 @@ from actors.capture import flags
 from actors.messages import EngineSpec
 from actors.run_messages import CoordinatorSpec
 from cluster.placement import Node
-from storage.layout import TOKEN_COLUMNS, Layout
+from storage.layout import Layout
 from storage.prompts import PreparedSummary
 from storage.prompts.spec import ReasonCount
 
@@ -53,7 +53,10 @@ class SizeForecast:
     """What the dump takes at the output.
 
     Attributes:
-        states_bytes: tokens x bytes_per_token: the invariant.
+        tokens: of the rows to collect.
+        kept: of these, the tokens whose states are stored.
+        bytes_per_token: of one of those.
+        states_bytes: kept x bytes_per_token: the invariant.
         stored_bytes: with padding to whole chunks, indexes and token columns; before any compression.
         shards: about so many objects of states.
         committed_rows: rows that the output holds already.
@@ -62,6 +65,8 @@ class SizeForecast:
         free_bytes: at the output; None where nobody knows, as in a bucket.
     """
 
+    tokens: int
+    kept: int
     bytes_per_token: int
     states_bytes: int
     stored_bytes: int
@@ -127,21 +132,23 @@ class TimeForecast:
     write_bytes_per_s: float
 
 
-def forecast_rows(summary: PreparedSummary, tokens: NDArray[np.int32]) -> RowsForecast:
+def forecast_rows(summary: PreparedSummary, tokens: NDArray[np.int32], stateless: int) -> RowsForecast:
     """Counts and lengths.
 
     Args:
         summary: of the preparation.
         tokens: int32 [to_collect], lengths of the rows to collect.
+        stateless: prepared rows of which no token's states are to be stored; they aren't among ``tokens``.
     """
+    none = f"no token of {stateless} rows has its states stored (capture.keep); they are skipped"
     kinds = {r.kind: r.count for r in summary.reasons}
     width = max(1, math.ceil(int(tokens.max()) / _BARS))
     bars = np.bincount((tokens - 1) // width, minlength=_BARS)[:_BARS]
     return RowsForecast(
         source_rows=summary.source_rows,
         rows=summary.rows,
-        to_collect=summary.to_collect,
-        skipped=summary.skipped,
+        to_collect=summary.to_collect - stateless,
+        skipped=summary.skipped + stateless,
         over_long=kinds.get("over_long", 0),
         duplicates=kinds.get("duplicate", 0),
         tokens=summary.tokens,
@@ -149,13 +156,14 @@ def forecast_rows(summary: PreparedSummary, tokens: NDArray[np.int32]) -> RowsFo
         tokens_by_percentile={q: int(np.percentile(tokens, q, method="nearest")) for q in QUANTILES},
         histogram=tuple(((i + 1) * width, int(n)) for i, n in enumerate(bars)),
         reasons=summary.reasons,
-        warnings=summary.warnings,
+        warnings=(*summary.warnings, none) if stateless else summary.warnings,
     )
 
 
 def forecast_size(
     layout: Layout,
     tokens: NDArray[np.int32],
+    kept: NDArray[np.int32],
     committed: NDArray[np.bool_],
     shard_bytes: int,
     writers: int,
@@ -166,17 +174,22 @@ def forecast_size(
     Args:
         layout: the dump's geometry.
         tokens: int32 [to_collect], lengths of the rows to collect.
+        kept: int32 [to_collect], of these the tokens whose states are stored.
         committed: bool [to_collect], rows that the output holds already.
         shard_bytes: a shard is sealed when its states reach this.
         writers: each leaves one shard that isn't full.
         free_bytes: at the output.
     """
-    all_tokens, left_tokens = int(tokens.sum(dtype=np.int64)), int(tokens[~committed].sum(dtype=np.int64))
-    stored, shards = _stored(layout, tokens, shard_bytes, writers)
-    left, _ = _stored(layout, tokens[~committed], shard_bytes, writers)
+    all_tokens, left_tokens, all_kept = (
+        int(n.sum(dtype=np.int64)) for n in (tokens, tokens[~committed], kept)
+    )
+    stored, shards = _stored(layout, kept, shard_bytes, writers)
+    left, _ = _stored(layout, kept[~committed], shard_bytes, writers)
     return SizeForecast(
+        tokens=all_tokens,
+        kept=all_kept,
         bytes_per_token=layout.bytes_per_token,
-        states_bytes=all_tokens * layout.bytes_per_token,
+        states_bytes=all_kept * layout.bytes_per_token,
         stored_bytes=stored,
         shards=shards,
         committed_rows=int(committed.sum()),
@@ -186,13 +199,13 @@ def forecast_size(
     )
 
 
-def _stored(layout: Layout, tokens: NDArray[np.int32], shard_bytes: int, writers: int) -> tuple[int, int]:
-    slots = int((-(-tokens.astype(np.int64) // layout.chunk_rows)).sum())
+def _stored(layout: Layout, kept: NDArray[np.int32], shard_bytes: int, writers: int) -> tuple[int, int]:
+    slots = int((-(-kept.astype(np.int64) // layout.chunk_rows)).sum())
     states = slots * layout.num_states * layout.chunk_bytes
     if states == 0:
         return 0, 0
     shards = max(-(-states // shard_bytes), -(-slots // layout.shard_slots)) + max(0, writers - 1)
-    columns = layout.shard_rows * sum(np.dtype(d).itemsize for d in TOKEN_COLUMNS.values())
+    columns = layout.shard_rows * sum(np.dtype(d).itemsize for d in layout.token_columns.values())
     return states + shards * (layout.index_bytes + columns), shards
 
 
@@ -211,7 +224,7 @@ def forecast_memory(
     engine: EngineSpec,
     coordinator: CoordinatorSpec,
     nodes: Sequence[Node],
-    longest_tokens: int,
+    largest_kept: int,
     weights_bytes: int,
     gpu_bytes: int | None,
 ) -> MemoryForecast:
@@ -221,7 +234,7 @@ def forecast_memory(
         engine: what engines are given.
         coordinator: what the coordinator is given.
         nodes: of the cluster.
-        longest_tokens: of a row to collect.
+        largest_kept: most tokens of one row whose states are stored.
         weights_bytes: of the model's weight files.
         gpu_bytes: memory of a GPU, where known.
     """
@@ -233,7 +246,7 @@ def forecast_memory(
         gpu_bytes=gpu_bytes,
         ring_bytes=flags.ring_bytes(engine) * engine.replicas,
         in_flight_bytes=coordinator.limits.in_flight_bytes,
-        largest_sample_bytes=longest_tokens * engine.capture.layout.bytes_per_token,
+        largest_sample_bytes=largest_kept * engine.capture.layout.bytes_per_token,
         object_store_bytes=min(n.object_store_bytes for n in nodes),
         host_bytes=min(known) if known else None,
     )
@@ -242,7 +255,7 @@ def forecast_memory(
 def forecast_time(size: SizeForecast, engines: int, tokens_per_s: float) -> TimeForecast:
     """Time at a speed of one engine in tokens per second."""
     rate = tokens_per_s * engines
-    return TimeForecast(tokens_per_s, size.left_tokens / rate, rate * size.bytes_per_token)
+    return TimeForecast(tokens_per_s, size.left_tokens / rate, rate * size.states_bytes / size.tokens)
 
 
 def memory_problems(memory: MemoryForecast) -> list[str]:
@@ -275,5 +288,6 @@ def size_problems(size: SizeForecast, output: str) -> list[str]:
         return []
     return [
         f"output {output}: {size.left_bytes:,} bytes are to be written and {size.free_bytes:,} are free: name another "
-        "output, collect fewer states (capture.boundaries), or fewer rows (prompts.limit)"
+        "output, collect fewer states (capture.boundaries), those of fewer tokens (capture.keep), or fewer rows "
+        "(prompts.limit)"
     ]

@@ -14,7 +14,8 @@ from cluster.report import size
 from storage.errors import ConfigError
 from storage.files import Store
 from storage.prompts import PreparedSummary, read_prepared
-from storage.reader import Dump, Sample, open_dump
+from storage.reader import Dump, open_dump
+from storage.sample import Sample
 
 _REASONS_SHOWN = 8
 
@@ -44,7 +45,7 @@ def inspect(url: str, sample_id: str | None) -> None:
 def _print_dump(console: Console, dump: Dump, prepared: PreparedSummary | None) -> None:
     identity, layout = dump.identity, dump.layout
     lengths = sorted(sample.tokens for sample in dump)
-    tokens = sum(lengths)
+    tokens, kept = sum(lengths), int(dump.places.kept.sum())
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("model", escape(f"{identity.model.get('source')} ({identity.model.get('architecture')})"))
     table.add_row("layers", f"{identity.capture['num_layers']} of hidden size {layout.hidden_size}")
@@ -53,9 +54,9 @@ def _print_dump(console: Console, dump: Dump, prepared: PreparedSummary | None) 
     if lengths:
         p50, p99 = statistics.median(lengths), lengths[min(len(lengths) - 1, int(len(lengths) * 0.99))]
         table.add_row("lengths", f"{lengths[0]:,} to {lengths[-1]:,} tokens, median {p50:,.0f}, p99 {p99:,}")
-    table.add_row(
-        "size", f"{layout.bytes_per_token:,} bytes a token, {size(tokens * layout.bytes_per_token)}"
-    )
+    table.add_row("size", f"{layout.bytes_per_token:,} bytes a token, {size(kept * layout.bytes_per_token)}")
+    if not layout.keep.everything:
+        table.add_row("kept", f"states of {kept:,} tokens ({kept / max(tokens, 1):.0%}; keep: {layout.keep})")
     if prepared is not None:
         mask = prepared.identity["loss_mask"]["policy"]
         share = prepared.supervised_tokens / max(prepared.tokens, 1)
@@ -89,10 +90,11 @@ def _print_missing(console: Console, dump: Dump) -> None:
 
 
 def _print_sample(console: Console, dump: Dump, sample: Sample) -> None:
-    ids, mask = sample.token_ids, sample.loss_mask
+    ids, mask, positions = sample.columns()
+    stored = "" if sample.kept == sample.tokens else f"states of {sample.kept:,}, "
     console.print(
         f"{escape(sample.sample_id)}: row {sample.row}, {sample.tokens:,} tokens, {int(mask.sum()):,} supervised, "
-        f"shard {sample.shard}"
+        f"{stored}shard {sample.shard}"
     )
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("state", "mean", "std", "norm of a token: median", "largest"):
@@ -105,7 +107,7 @@ def _print_sample(console: Console, dump: Dump, sample: Sample) -> None:
             f"{values.mean():.4f}",
             f"{values.std():.3f}",
             f"{norms.median():.2f}",
-            f"{norms.max():.2f} (token {int(norms.argmax())})",
+            f"{norms.max():.2f} (token {int(positions[norms.argmax()])})",
         )
     console.print(table)
     tokenizer = load_tokenizer(dump.header.model_path)

@@ -44,13 +44,15 @@ from cluster.output import open_output
 from cluster.placement import Node, gpus_per_engine, place_engines, read_nodes
 from cluster.preview import Stretch, load_tokenizer, stretches
 from cluster.run import Run, resolve
+from cluster.savings import Saving, forecast_savings
 from cluster.serving import serving_ids
 from cluster.session import connect
 from cluster.specs import coordinator_spec, engine_spec
 from storage.dump import ROOT_KEY, check_identity, read_header
-from storage.errors import HsdumpError, OutputError
+from storage.errors import HsdumpError, OutputError, PromptError
 from storage.export.draft_config import ServingIds
 from storage.files import Store
+from storage.keep import Keep
 from storage.layout import Layout
 from storage.manifest import committed_samples, read_manifests
 from storage.prompts import PromptTable, prepare, prompts_identity, read_prepared
@@ -69,6 +71,7 @@ class Plan:
         problems: why the run can't work, one line each with the remedy; empty when it can.
         model: name, architecture and shape.
         serving: layer ids for a drafter that is trained on the boundaries.
+        savings: what other choices of capture.keep would take.
         flags: SGLang's arguments that aren't the user's own, with their values.
         preview: id and pieces of one sample.
         resumes: the output holds this run's dump already.
@@ -83,6 +86,7 @@ class Plan:
     boundaries: tuple[BoundaryRow, ...] = ()
     serving: ServingIds | None = None
     size: SizeForecast | None = None
+    savings: tuple[Saving, ...] = ()
     engines: EnginesForecast | None = None
     memory: MemoryForecast | None = None
     time: TimeForecast | None = None
@@ -106,13 +110,20 @@ class _Prepared:
     Attributes:
         rows: int64 [to_collect], their numbers.
         tokens: int32 [to_collect].
+        kept: int32 [to_collect], tokens whose states are stored.
         committed: bool [to_collect].
     """
 
     table: PromptTable
     rows: NDArray[np.int64]
     tokens: NDArray[np.int32]
+    kept: NDArray[np.int32]
     committed: NDArray[np.bool_]
+
+    @property
+    def stateless(self) -> int:
+        """Prepared rows that aren't collected because nothing of them would be stored."""
+        return int((self.table.status == 0).sum()) - self.rows.size
 
     def chosen(self, most_tokens: int) -> list[int]:
         """Rows in the order of the file, of so many tokens together, one at least."""
@@ -267,11 +278,13 @@ def _plan_run(
         prepared = _prepare(plan, run, store, scratch)
     if prepared is None:
         return None
-    plan.rows = forecast_rows(prepared.table.summary, prepared.tokens)
+    plan.rows = forecast_rows(prepared.table.summary, prepared.tokens, prepared.stateless)
     with plan.part():
         plan.preview = _preview(run, prepared)
     longest = prepared.table.summary.longest_tokens
     layout = run.layout(longest)
+    supervised = prepared.table.kept(Keep("supervised"))[prepared.rows]
+    plan.savings = forecast_savings(layout, prepared.tokens, supervised)
     if store is not None:
         plan.size = _size(run, layout, prepared, store, places)
         plan.problems += size_problems(plan.size, store.url)
@@ -280,7 +293,8 @@ def _plan_run(
             engine = engine_spec(run, layout, gpus, "", "")
             coordinator = coordinator_spec(run, layout, nodes, "", "")
             weights = sum(run.files.weights.values())
-            plan.memory = forecast_memory(engine, coordinator, nodes, longest, weights, gpu_bytes())
+            largest = int(prepared.kept.max())
+            plan.memory = forecast_memory(engine, coordinator, nodes, largest, weights, gpu_bytes())
             plan.problems += memory_problems(plan.memory)
     return prepared
 
@@ -301,16 +315,27 @@ def _prepare(plan: Plan, run: Run, store: Store | None, scratch: Store) -> _Prep
     if there is None or not plan.resumes:
         prepare(scratch, run.prompts)
     table = PromptTable(store if plan.resumes and store is not None else scratch)
-    rows = np.flatnonzero(table.status == 0)
+    kept = table.kept(run.keep)
+    rows = np.flatnonzero((table.status == 0) & (kept > 0))
+    if not rows.size:
+        raise PromptError(
+            f"no row has a token whose states are to be stored (capture.keep: {run.keep}); set it to all"
+        )
     committed = np.isin(rows, np.fromiter(committed_rows, np.int64, len(committed_rows)))
-    return _Prepared(table, rows, table.tokens[rows], committed)
+    return _Prepared(table, rows, table.tokens[rows], kept[rows], committed)
 
 
 def _size(run: Run, layout: Layout, prepared: _Prepared, store: Store, places: Sequence[str]) -> SizeForecast:
     writers = run.config.writers
     count = writers.per_node * (len(set(places)) if writers.place == "node" else 1)
     return forecast_size(
-        layout, prepared.tokens, prepared.committed, writers.shard_bytes, count, _free_bytes(store)
+        layout,
+        prepared.tokens,
+        prepared.kept,
+        prepared.committed,
+        writers.shard_bytes,
+        count,
+        _free_bytes(store),
     )
 
 

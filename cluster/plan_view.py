@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,6 +16,7 @@ from cluster.forecast import EnginesForecast, MemoryForecast, RowsForecast, Size
 from cluster.plan import Plan
 from cluster.preview import coloured
 from cluster.report import duration, size
+from cluster.savings import Saving
 
 _BAR_WIDTH = 30
 _PREVIEW_CHARACTERS = 1200
@@ -42,6 +43,9 @@ def print_plan(plan: Plan, as_json: bool) -> None:
     if plan.rows is not None:
         console.print("\nlengths of the rows to collect, in tokens:")
         console.print(_histogram(plan.rows))
+    if plan.savings:
+        console.print("\nwhat is stored, by capture.keep (docs/training.md says what a trainer needs):")
+        console.print(_savings(plan.savings))
     if plan.boundaries:
         console.print("\nboundary b is the residual stream after b decoder layers:")
         console.print(_boundaries(plan))
@@ -118,9 +122,10 @@ def _row_lines(rows: RowsForecast) -> Iterator[tuple[str, str]]:
 
 
 def _size_lines(plan: Plan, found: SizeForecast) -> Iterator[tuple[str, str]]:
+    part = "" if found.kept == found.tokens else f", states of {found.kept:,}"
     yield (
         "dump",
-        f"{plan.rows.tokens if plan.rows else 0:,} tokens x {found.bytes_per_token:,} bytes = "
+        f"{found.tokens:,} tokens{part} x {found.bytes_per_token:,} bytes = "
         f"{size(found.states_bytes)} of states; {size(found.stored_bytes)} with padding and indexes, in about "
         f"{found.shards:,} shards",
     )
@@ -179,6 +184,16 @@ def _histogram(rows: RowsForecast) -> Table:
     for longest, count in rows.histogram:
         bar = "█" * round(_BAR_WIDTH * count / most) or ("▏" if count else "")
         table.add_row(f"  to {longest:,}", bar, f"{count:,}")
+    return table
+
+
+def _savings(savings: Sequence[Saving]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 2))
+    for name in ("keep", "tokens stored", "bytes a token read", "in all"):
+        table.add_column(name, justify="left" if name == "keep" else "right")
+    for s in savings:
+        mark = "  <- this run" if s.chosen else ""
+        table.add_row(s.keep + mark, f"{s.kept:,}", f"{s.bytes_per_token:,.0f}", size(s.states_bytes))
     return table
 
 

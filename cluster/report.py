@@ -38,10 +38,11 @@ def say_prepared(prepared: PreparedSummary) -> None:
 
 def say_account(account: Account, layout: Layout) -> None:
     """The account that must add up, and the invariant of its bytes."""
-    stored = account.tokens * layout.bytes_per_token
+    stored = account.kept * layout.bytes_per_token
+    part = "" if layout.keep.everything else f", states of {account.kept:,} (keep: {layout.keep})"
     say(
         f"{account.rows} rows = {account.committed} committed + {account.skipped} skipped + {account.failed} failed; "
-        f"{account.tokens:,} tokens x {layout.bytes_per_token:,} bytes = {size(stored)} of states"
+        f"{account.tokens:,} tokens{part} x {layout.bytes_per_token:,} bytes = {size(stored)} of states"
     )
 
 

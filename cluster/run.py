@@ -17,6 +17,7 @@ from actors.models import ModelFiles, find_model
 from cluster.config import MarkersPolicy, PromptsConfig, RunConfig, local_path
 from storage.errors import ConfigError
 from storage.identity import Identity
+from storage.keep import Keep
 from storage.layout import Layout, State, shard_rows_for
 from storage.prompts import LossMask, PromptSpec
 
@@ -42,6 +43,11 @@ class Run:
     final_normed: bool
     prompts: PromptSpec
 
+    @property
+    def keep(self) -> Keep:
+        """Of which tokens the states are stored."""
+        return Keep.parse(self.config.capture.keep)
+
     def layout(self, longest_tokens: int) -> Layout:
         """Geometry of a dump whose longest sample has so many tokens."""
         states: list[State] = list(self.boundaries)
@@ -53,6 +59,7 @@ class Run:
             dtype=self.config.model.dtype,
             shard_rows=shard_rows_for(longest_tokens),
             codec=self.config.writers.codec,
+            keep=self.keep,
         )
 
     def identity(self, prompts: Mapping[str, Any]) -> Identity:
@@ -72,6 +79,7 @@ class Run:
                 "final_normed": self.final_normed,
                 "num_layers": self.model.num_layers,
                 "hidden_size": self.model.hidden_size,
+                "keep": self.config.capture.keep,
             },
             prompts=prompts,
             engine={"kind": self.config.engine.kind, "args": self.config.engine.args},

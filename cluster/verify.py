@@ -71,13 +71,17 @@ def verify(
     shards = _read(console, work_items(store, sample_fraction, seed), address)
     problems += [problem for shard in shards for problem in shard.problems]
     layout = open_dump(url).layout
-    samples, tokens, read = (sum(getattr(s, name) for s in shards) for name in ("samples", "tokens", "bytes"))
+    samples, tokens, kept, read = (
+        sum(getattr(s, name) for s in shards) for name in ("samples", "tokens", "kept", "bytes")
+    )
+    some = "" if layout.keep.everything else f", states of {kept:,} (keep: {layout.keep})"
     part = (
         "" if sample_fraction == 1 else f" of {account.committed} (fraction {sample_fraction:g}, seed {seed})"
     )
     console.print(
-        f"bytes     {len(shards)} shards, {samples} samples{part}, {tokens:,} tokens x {layout.bytes_per_token:,} "
-        f"bytes = {size(tokens * layout.bytes_per_token)}; {size(read)} read and compared with their xxh3"
+        f"bytes     {len(shards)} shards, {samples} samples{part}, {tokens:,} tokens{some} x "
+        f"{layout.bytes_per_token:,} bytes = {size(kept * layout.bytes_per_token)}; "
+        f"{size(read)} read and compared with their xxh3"
     )
     results: list[SampleResult] = []
     if reference and account.committed:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from storage.dataset import DumpDataset
-    from storage.reader import Dump, Sample, open_dump
+    from storage.reader import Dump, open_dump
+    from storage.sample import Sample
     from storage.stream import DumpStream
 
 __all__ = ["Dump", "DumpDataset", "DumpStream", "Sample", "open_dump"]
@@ -23,7 +24,7 @@ _HOME = {
     "Dump": "storage.reader",
     "DumpDataset": "storage.dataset",
     "DumpStream": "storage.stream",
-    "Sample": "storage.reader",
+    "Sample": "storage.sample",
     "open_dump": "storage.reader",
 }
 

@@ -22,7 +22,7 @@ from storage.prompts.parts import read_prepared
 from storage.table import Account, committed_table, count, read_table
 from storage.verify import Problem
 
-_COMPARED = ("sample_id", "tokens", "first_slot", "offset", "array_start")
+_COMPARED = ("sample_id", "tokens", "kept", "first_slot", "offset", "array_start")
 _THERE = "_there"
 
 
@@ -33,7 +33,7 @@ class AccountFindings:
     Attributes:
         account: the counts; of an unfinished dump, those of its manifests.
         expected_rows: prepared rows, None where the dump doesn't say.
-        states_bytes: committed tokens x bytes a token.
+        states_bytes: stored tokens of the committed samples x bytes a token.
         problems: what is wrong.
     """
 
@@ -76,7 +76,7 @@ def check_account(store: Store, expected_rows: int | None = None) -> AccountFind
         problems += _check_rows(table, expected_rows)
     problems += _check_invariant(store, layout)
     account = count(table)
-    return AccountFindings(account, expected_rows, account.tokens * layout.bytes_per_token, tuple(problems))
+    return AccountFindings(account, expected_rows, account.kept * layout.bytes_per_token, tuple(problems))
 
 
 def _read_places(store: Store) -> tuple[pa.Table, list[Problem]]:

@@ -11,7 +11,8 @@ from torch.utils.data import Dataset
 
 from storage.files import Store
 from storage.layout import State
-from storage.reader import Dump, Sample, open_dump, read_memory, states_tensor
+from storage.reader import Dump, open_dump
+from storage.sample import Sample, read_memory, states_tensor
 
 
 class LazyDump:
@@ -50,12 +51,13 @@ class LazyDump:
 
 def sample_item(sample: Sample, states: Sequence[State] | None) -> dict[str, Any]:
     """Reads one sample; see `DumpDataset` for the keys."""
-    token_ids, loss_mask = sample.columns()
+    token_ids, loss_mask, positions = sample.columns()
     return {
         "sample_id": sample.sample_id,
         "row": sample.row,
         "input_ids": token_ids,
         "loss_mask": loss_mask,
+        "positions": positions,
         "hidden_states": sample.stack(states),
     }
 
@@ -63,21 +65,24 @@ def sample_item(sample: Sample, states: Sequence[State] | None) -> dict[str, Any
 def packed_item(samples: Sequence[Sample], states: Sequence[State] | None) -> dict[str, Any]:
     """Reads samples into tensors that hold them after each other; see `storage.stream.DumpStream` for the keys."""
     lengths = [sample.tokens for sample in samples]
-    ends = np.cumsum(lengths)
+    ends, row_ends = np.cumsum(lengths), np.cumsum([sample.kept for sample in samples])
+    rows = int(row_ends[-1])
     layout = samples[0].header.layout
     num_states = layout.num_states if states is None else len(states)
-    raw = read_memory.take(num_states * int(ends[-1]) * layout.row_bytes)
-    packed = states_tensor(raw, layout).view(num_states, int(ends[-1]), layout.hidden_size)
-    for sample, end in zip(samples, ends.tolist(), strict=True):
-        packed[:, end - sample.tokens : end] = sample.stack(states).transpose(0, 1)
+    raw = read_memory.take(num_states * rows * layout.row_bytes)
+    packed = states_tensor(raw, layout).view(num_states, rows, layout.hidden_size)
+    for sample, end in zip(samples, row_ends.tolist(), strict=True):
+        packed[:, end - sample.kept : end] = sample.stack(states).transpose(0, 1)
     columns = [sample.columns() for sample in samples]
+    starts = [0, *ends.tolist()]
     return {
         "sample_ids": [sample.sample_id for sample in samples],
         "rows": [sample.row for sample in samples],
-        "cu_seqlens": torch.tensor([0, *ends.tolist()], dtype=torch.int32),
+        "cu_seqlens": torch.tensor(starts, dtype=torch.int32),
         "position_ids": torch.cat([torch.arange(length) for length in lengths]),
-        "input_ids": torch.cat([token_ids for token_ids, _ in columns]),
-        "loss_mask": torch.cat([loss_mask for _, loss_mask in columns]),
+        "input_ids": torch.cat([token_ids for token_ids, _, _ in columns]),
+        "loss_mask": torch.cat([loss_mask for _, loss_mask, _ in columns]),
+        "positions": torch.cat([own + start for (_, _, own), start in zip(columns, starts, strict=False)]),
         "hidden_states": packed.transpose(0, 1),
     }
 
@@ -89,7 +94,8 @@ class DumpDataset(LazyDump, Dataset[dict[str, Any]]):
     ``multiprocessing_context="spawn"`` for object stores, whose clients don't survive a fork.
 
     An item is a dict of ``sample_id`` (str), ``row`` (int), ``input_ids`` (int64 [T]), ``loss_mask`` (bool
-    [T]) and ``hidden_states`` ([T, K, H] of the model's element type).
+    [T]), ``positions`` (int64 [R]) and ``hidden_states`` ([R, K, H] of the model's element type). R is T unless the
+    dump keeps the states of some tokens only; row i of the states is of token ``positions[i]``.
 
     Args:
         url: local path or fsspec URL of a dump.

@@ -15,7 +15,6 @@ from storage.errors import AlreadyExists, CorruptDump, IdentityMismatch, OutputE
 from storage.files import Store
 from storage.identity import Identity
 from storage.layout import (
-    TOKEN_COLUMNS,
     Layout,
     State,
     group_metadata,
@@ -26,7 +25,8 @@ from storage.manifest import committed_shards
 from storage.table import Account, Outcome, outcome_table, write_table
 
 FORMAT = "hsdump"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""The latest. 2 is a dump in which not every token's states are stored; every other one is still of version 1."""
 ROOT_KEY = "zarr.json"
 HIDDEN_KEY = "hidden/zarr.json"
 
@@ -90,7 +90,7 @@ def create_dump(store: Store, identity: Identity, layout: Layout, versions: Mapp
     """
     attributes = {
         "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        "format_version": 1 if layout.keep.everything else 2,
         "identity": identity.to_json(),
         "layout": layout.to_json(),
         "states": list(layout.states),
@@ -221,7 +221,7 @@ def _capacity(store: Store, layout: Layout) -> int:
 
 def _write_arrays(store: Store, layout: Layout, shards: int) -> None:
     store.replace("tokens/zarr.json", _json_bytes(group_metadata({})))
-    for column in TOKEN_COLUMNS:
+    for column in layout.token_columns:
         store.replace(f"tokens/{column}/zarr.json", _json_bytes(token_array_metadata(layout, column, shards)))
     store.replace(HIDDEN_KEY, _json_bytes(hidden_array_metadata(layout, shards)))
 

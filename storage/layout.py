@@ -1,6 +1,7 @@
 """Where every byte of a dump is: geometry, the zarr v3 metadata and the shard index. Pure, no I/O.
 
-Shape legend: S shard rows, C inner chunk rows, K states, H hidden size, T a sample's tokens (= rows).
+Shape legend: S shard rows, C inner chunk rows, K states, H hidden size, T a sample's tokens, R those of them whose
+states are stored (= T unless `Keep` says less).
 
 The format is zarr v3's ``sharding_indexed`` codec (zarr-specs, ZEP 2): inner chunks in any order, then an
 index of two little-endian u64 (offset, length) for each inner chunk in C order over the shard's chunk grid,
@@ -18,6 +19,7 @@ import google_crc32c
 import numpy as np
 
 from storage.codecs import CODECS, chunk_codecs
+from storage.keep import ALL, Keep
 
 State = int | Literal["final", "final_normed"]
 """A captured state: boundary b (the residual stream after b decoder layers), ``"final"`` (boundary N, before
@@ -29,6 +31,10 @@ STORED_AS: Mapping[str, str] = {"bfloat16": "uint16", "float16": "uint16", "floa
 bfloat16; one rule for all is simpler than an exception)."""
 TOKEN_COLUMNS: Mapping[str, str] = {"token_ids": "int32", "loss_mask": "uint8"}
 """Per-token arrays beside the states, each under ``tokens/`` in the same slots, with their dtypes."""
+POSITIONS = "positions"
+"""Further one where not every token's states are stored: int32, the token's place in its sample."""
+ALL_TOKEN_COLUMNS = (*TOKEN_COLUMNS, POSITIONS)
+"""Every one that a dump may have."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +45,11 @@ class Layout:
         states: captured states in stored order: boundaries ascending, then final, then final_normed.
         hidden_size: H, elements per state and token.
         dtype: element type of the states as the model computed them; a key of `STORED_AS`.
-        chunk_rows: C, rows of an inner chunk; a sample takes ceil(T / C) consecutive slots.
+        chunk_rows: C, rows of an inner chunk; a sample takes ceil(R / C) consecutive slots.
         shard_rows: S, rows of a shard; a multiple of C, at least the longest sample.
         codec: how inner chunks are compressed; one of `storage.codecs.CODECS`. Unless it is ``none``, offsets
             and lengths of chunks are in the shard's index alone.
+        keep: of which tokens the states are stored.
     """
 
     states: tuple[State, ...]
@@ -51,6 +58,7 @@ class Layout:
     chunk_rows: int = 32
     shard_rows: int = 16_384
     codec: str = "none"
+    keep: Keep = ALL
 
     def __post_init__(self) -> None:
         if not self.states:
@@ -78,13 +86,18 @@ class Layout:
         return self.storage_dtype.itemsize
 
     @property
+    def token_columns(self) -> Mapping[str, str]:
+        """The per-token arrays of the dump, with their dtypes."""
+        return TOKEN_COLUMNS if self.keep.everything else {**TOKEN_COLUMNS, POSITIONS: "int32"}
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one state of one token: H x itemsize."""
         return self.hidden_size * self.itemsize
 
     @property
     def bytes_per_token(self) -> int:
-        """K x H x itemsize: the invariant that every dump checks."""
+        """K x H x itemsize of a stored token: the invariant that every dump checks."""
         return self.num_states * self.row_bytes
 
     @property
@@ -103,7 +116,7 @@ class Layout:
         return self.shard_slots * self.num_states * 16 + 4
 
     def slots(self, rows: int) -> int:
-        """Slots that a sample of ``rows`` tokens takes: ceil(rows / C)."""
+        """Slots that a sample of ``rows`` stored tokens takes: ceil(rows / C)."""
         return -(-rows // self.chunk_rows)
 
     def sample_bytes(self, rows: int) -> int:
@@ -148,6 +161,7 @@ class Layout:
             "chunk_rows": self.chunk_rows,
             "shard_rows": self.shard_rows,
             "codec": self.codec,
+            "keep": str(self.keep),
         }
 
     @classmethod
@@ -160,6 +174,7 @@ class Layout:
             chunk_rows=int(data["chunk_rows"]),
             shard_rows=int(data["shard_rows"]),
             codec=str(data.get("codec", "none")),
+            keep=Keep.parse(data.get("keep", "all")),
         )
 
 
@@ -237,12 +252,12 @@ def hidden_array_metadata(layout: Layout, shards: int) -> dict[str, Any]:
 
 
 def token_array_metadata(layout: Layout, column: str, shards: int) -> dict[str, Any]:
-    """``tokens/<column>/zarr.json``: one value a token, one chunk a shard, uncompressed."""
+    """``tokens/<column>/zarr.json``: one value a stored token, one chunk a shard, uncompressed."""
     return {
         "zarr_format": 3,
         "node_type": "array",
         "shape": [shards * layout.shard_rows],
-        "data_type": TOKEN_COLUMNS[column],
+        "data_type": layout.token_columns[column],
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [layout.shard_rows]}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "fill_value": 0,

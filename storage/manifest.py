@@ -33,18 +33,21 @@ class ManifestSample:
         row: prepared row.
         sample_id: the prompt file's id; any text.
         first_slot: first inner chunk along the token axis, counted inside the shard.
-        tokens: T, rows of each state.
+        tokens: T.
+        kept: R, tokens whose states are stored: rows of each state.
         offset: where its bytes start in the shard's states; state-major, each state [slots * C, H], unless
             they are compressed.
         xxh3: for each state in stored order, xxh3-64 (16 hex digits, seed 0) of its rows, padding included and
             before any compression.
-        tokens_xxh3: xxh3-64 of its token_ids (int32 [T]) followed by its loss_mask (uint8 [T]).
+        tokens_xxh3: xxh3-64 of its token_ids (int32 [T]) followed by its loss_mask (uint8 [T]) and, where not every
+            token's states are stored, their positions (int32 [R]).
     """
 
     row: int
     sample_id: str
     first_slot: int
     tokens: int
+    kept: int
     offset: int
     xxh3: tuple[str, ...]
     tokens_xxh3: str
@@ -94,7 +97,7 @@ class Manifest:
             "writer": self.writer,
             "layout": self.layout.to_json(),
             "objects": [asdict(o) for o in self.objects],
-            "samples": [asdict(s) for s in self.samples],
+            "samples": [_sample_json(s, self.layout) for s in self.samples],
         }
 
     def to_bytes(self) -> bytes:
@@ -115,15 +118,32 @@ class Manifest:
             run_id=str(data["run_id"]),
             writer=str(data["writer"]),
             layout=Layout.from_json(data["layout"]),
-            samples=tuple(ManifestSample(**{**s, "xxh3": tuple(s["xxh3"])}) for s in data["samples"]),
+            samples=tuple(
+                ManifestSample(**{"kept": s["tokens"], **s, "xxh3": tuple(s["xxh3"])})
+                for s in data["samples"]
+            ),
             objects=tuple(ManifestObject(**o) for o in data["objects"]),
         )
 
 
-def tokens_digest(token_ids: npt.NDArray[np.int32], loss_mask: npt.NDArray[np.uint8]) -> str:
-    """xxh3-64 (hex) of a sample's token_ids followed by its loss_mask, as stored."""
+def _sample_json(sample: ManifestSample, layout: Layout) -> dict[str, Any]:
+    """Without ``kept`` where it is ``tokens`` anyhow: so has every dump of version 1."""
+    data = asdict(sample)
+    if layout.keep.everything:
+        del data["kept"]
+    return data
+
+
+def tokens_digest(
+    token_ids: npt.NDArray[np.int32],
+    loss_mask: npt.NDArray[np.uint8],
+    positions: npt.NDArray[np.int32] | None = None,
+) -> str:
+    """xxh3-64 (hex) of a sample's token_ids, its loss_mask, and ``positions`` where not all tokens are stored."""
     digest = xxhash.xxh3_64(np.ascontiguousarray(token_ids, dtype="<i4").tobytes())
     digest.update(np.ascontiguousarray(loss_mask, dtype=np.uint8).tobytes())
+    if positions is not None:
+        digest.update(np.ascontiguousarray(positions, dtype="<i4").tobytes())
     return digest.hexdigest()
 
 

@@ -14,7 +14,7 @@ import xxhash
 from storage.codecs import ChunkEncoder
 from storage.errors import RowMismatch
 from storage.files import Store
-from storage.layout import TOKEN_COLUMNS, Layout, ShardIndex, hidden_key, manifest_key, token_key
+from storage.layout import POSITIONS, Layout, ShardIndex, hidden_key, manifest_key, token_key
 from storage.manifest import Manifest, ManifestObject, ManifestSample, hidden_digest, tokens_digest
 from storage.sinks import ByteArray, ObjectSink
 
@@ -50,16 +50,18 @@ class OpenSample:
 
     Attributes:
         head: what it is.
+        positions: int32 [R], the tokens whose states are stored.
         first_slot: first inner chunk along the token axis, counted inside the shard.
         slots: inner chunks along the token axis.
         offset: where its bytes start in the shard; -1 until the first of compressed ones are written.
         hashes: a running xxh3 for each state.
         chunks: places of its inner chunks, [slots, K, (offset, length)], where they are compressed.
-        rows: tokens whose states were written.
+        rows: states of so many tokens were written.
         finished: it was declared whole.
     """
 
     head: SampleHead
+    positions: npt.NDArray[np.int32]
     first_slot: int
     slots: int
     offset: int
@@ -69,9 +71,16 @@ class OpenSample:
     finished: bool = False
 
     @property
-    def tokens(self) -> int:
-        """T."""
-        return int(self.head.token_ids.size)
+    def kept(self) -> int:
+        """R."""
+        return int(self.positions.size)
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """What a token column holds of it, [R]."""
+        if name == POSITIONS:
+            return self.positions
+        values: npt.NDArray[Any] = getattr(self.head, name)[self.positions]
+        return values
 
 
 class OpenShard:
@@ -107,33 +116,32 @@ class OpenShard:
         """Rows of samples that aren't whole."""
         return [row for row, sample in self.samples.items() if not sample.finished]
 
-    def reserve(self, head: SampleHead) -> None:
+    def reserve(self, head: SampleHead, positions: npt.NDArray[np.int32]) -> None:
         """Gives a sample its place; the caller has checked that it fits."""
         layout = self._layout
-        tokens = int(head.token_ids.size)
-        slots = layout.slots(tokens)
+        slots = layout.slots(positions.size)
         hashes = [StateDigest() for _ in layout.states]
-        sample = OpenSample(head, self._next_slot, slots, self.body_bytes, hashes)
+        sample = OpenSample(head, positions, self._next_slot, slots, self.body_bytes, hashes)
         if self._encoder is not None:
             sample.offset = -1
             sample.chunks = np.zeros((slots, layout.num_states, 2), np.uint64)
         self.samples[head.row] = sample
         self._next_slot += slots
-        self.body_bytes += layout.sample_bytes(tokens)
+        self.body_bytes += layout.sample_bytes(positions.size)
 
-    def write(self, sample: OpenSample, token_start: int, states: npt.NDArray[Any]) -> None:
+    def write(self, sample: OpenSample, start: int, states: npt.NDArray[Any]) -> None:
         """Writes a segment [K, rows, H] of a sample to its place; see `ShardWriter.write`."""
-        self._check(sample, token_start, states)
+        self._check(sample, start, states)
         layout = self._layout
         sample.rows += states.shape[1]
-        whole = sample.rows == sample.tokens
-        padding = sample.slots * layout.chunk_rows - sample.tokens if whole else 0
+        whole = sample.rows == sample.kept
+        padding = sample.slots * layout.chunk_rows - sample.kept if whole else 0
         pad_bytes = padding * layout.row_bytes
         if self._encoder is not None:
-            self._write_encoded(self._encoder, sample, token_start, states, pad_bytes)
+            self._write_encoded(self._encoder, sample, start, states, pad_bytes)
         else:
             for k in range(layout.num_states):
-                offset = layout.run_offset(sample.offset, sample.slots, k, token_start)
+                offset = layout.run_offset(sample.offset, sample.slots, k, start)
                 self._write_run(sample.hashes[k], offset, _bytes_of(states[k]), pad_bytes)
         self.touched_s = time.monotonic()
 
@@ -149,7 +157,7 @@ class OpenShard:
         self,
         encoder: ChunkEncoder,
         sample: OpenSample,
-        token_start: int,
+        start: int,
         states: npt.NDArray[Any],
         pad_bytes: int,
     ) -> None:
@@ -162,14 +170,14 @@ class OpenShard:
             run = _bytes_of(states[k])
             sample.hashes[k].update(run)
             sample.hashes[k].update(bytes(pad_bytes))
-            slot = token_start // layout.chunk_rows
+            slot = start // layout.chunk_rows
             for data in encoder.encode(_chunks(run, layout.chunk_bytes)):
                 self._sink.write_at(self._encoded_bytes, data)
                 sample.chunks[slot, k] = self._encoded_bytes, data.size
                 self._encoded_bytes += data.size
                 slot += 1
 
-    def _check(self, sample: OpenSample, token_start: int, states: npt.NDArray[Any]) -> None:
+    def _check(self, sample: OpenSample, start: int, states: npt.NDArray[Any]) -> None:
         layout = self._layout
         k, h, dtype = layout.num_states, layout.hidden_size, layout.storage_dtype
         if states.ndim != 3 or (states.shape[0], states.shape[2]) != (k, h) or states.dtype != dtype:
@@ -177,16 +185,16 @@ class OpenShard:
                 f"{sample.head}: states are {states.dtype} {list(states.shape)}, "
                 f"wanted is {dtype} [{k}, rows, {h}]"
             )
-        end = token_start + states.shape[1]
-        if token_start != sample.rows or end > sample.tokens or states.shape[1] == 0:
+        end = start + states.shape[1]
+        if start != sample.rows or end > sample.kept or states.shape[1] == 0:
             raise RowMismatch(
-                f"{sample.head}: states of tokens {token_start} to {end} came after {sample.rows} of "
-                f"{sample.tokens} tokens; each token must come once, in order"
+                f"{sample.head}: states of tokens {start} to {end} came after {sample.rows} of "
+                f"{sample.kept} tokens to store; each token must come once, in order"
             )
-        if end != sample.tokens and end % layout.chunk_rows:
+        if end != sample.kept and end % layout.chunk_rows:
             raise RowMismatch(
                 f"{sample.head}: a segment ends at token {end}, which is neither the sample's end "
-                f"({sample.tokens}) nor a multiple of {layout.chunk_rows}"
+                f"({sample.kept}) nor a multiple of {layout.chunk_rows}"
             )
 
     def seal(self, store: Store, run_id: str, writer: str) -> Manifest:
@@ -207,11 +215,11 @@ class OpenShard:
         size = end + len(footer)
         self._sink.write_at(end, np.frombuffer(footer, np.uint8))
         # All at once: syncs that meet share a commit of the file system's journal.
-        with ThreadPoolExecutor(len(TOKEN_COLUMNS)) as pool:
-            putting = [pool.submit(self._put_column, store, column) for column in TOKEN_COLUMNS]
+        with ThreadPoolExecutor(len(self._layout.token_columns)) as pool:
+            putting = [pool.submit(self._put_column, store, column) for column in self._layout.token_columns]
             self._sink.commit(size)
             columns = [put.result() for put in putting]
-        samples = tuple(_manifest_sample(sample) for sample in self.samples.values())
+        samples = tuple(_manifest_sample(sample, self._layout) for sample in self.samples.values())
         states = ManifestObject(hidden_key(self.shard), size, hidden_digest(samples, footer))
         manifest = Manifest(self.shard, run_id, writer, self._layout, samples, (states, *columns))
         store.put_if_absent(manifest_key(self.shard), manifest.to_bytes())
@@ -224,10 +232,12 @@ class OpenShard:
             self._encoder.close()
 
     def _put_column(self, store: Store, column: str) -> ManifestObject:
-        values = np.zeros(self._layout.shard_rows, np.dtype(TOKEN_COLUMNS[column]).newbyteorder("<"))
+        values = np.zeros(
+            self._layout.shard_rows, np.dtype(self._layout.token_columns[column]).newbyteorder("<")
+        )
         for sample in self.samples.values():
             start = sample.first_slot * self._layout.chunk_rows
-            values[start : start + sample.tokens] = getattr(sample.head, column)
+            values[start : start + sample.kept] = sample.column(column)
         key, data = token_key(column, self.shard), values.tobytes()
         store.put_if_absent(key, data)
         return ManifestObject(key, len(data), xxhash.xxh3_64_hexdigest(data))
@@ -245,14 +255,15 @@ def _chunks(run: ByteArray, chunk_bytes: int) -> list[ByteArray]:
     return chunks
 
 
-def _manifest_sample(sample: OpenSample) -> ManifestSample:
-    head = sample.head
+def _manifest_sample(sample: OpenSample, layout: Layout) -> ManifestSample:
+    head, whole = sample.head, layout.keep.everything
     return ManifestSample(
         row=head.row,
         sample_id=head.sample_id,
         first_slot=sample.first_slot,
-        tokens=sample.tokens,
+        tokens=int(head.token_ids.size),
+        kept=sample.kept,
         offset=sample.offset,
         xxh3=tuple(digest.hexdigest() for digest in sample.hashes),
-        tokens_xxh3=tokens_digest(head.token_ids, head.loss_mask),
+        tokens_xxh3=tokens_digest(head.token_ids, head.loss_mask, None if whole else sample.positions),
     )

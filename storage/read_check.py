@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import xxhash
 
 from storage.errors import CorruptDump
 from storage.files import Store
-from storage.layout import Layout, hidden_key, manifest_key, token_key
+from storage.layout import POSITIONS, Layout, hidden_key, manifest_key, token_key
 from storage.manifest import ManifestSample, read_manifest, tokens_digest
 
 KEEP_SHARDS = 256
@@ -38,22 +38,22 @@ class ReadCheck:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_shards": OrderedDict()}
 
-    def listed(self, shard: int, row: int, place: tuple[int, int, int]) -> ManifestSample:
+    def listed(self, shard: int, row: int, place: tuple[int, int, int, int]) -> ManifestSample:
         """What the manifest says of a sample.
 
         Args:
             shard: where it is.
             row: prepared row.
-            place: its tokens, first slot and offset as the reader knows them.
+            place: its tokens, stored tokens, first slot and offset as the reader knows them.
 
         Raises:
             CorruptDump: the manifest is gone, damaged or says something else.
         """
         key = manifest_key(shard)
         found = self._samples(shard).get(row)
-        if found is None or (found.tokens, found.first_slot, found.offset) != place:
+        if found is None or (found.tokens, found.kept, found.first_slot, found.offset) != place:
             raise CorruptDump(
-                f"{self._store.where(key)} doesn't have row {row} with (tokens, first_slot, offset) = {place}; "
+                f"{self._store.where(key)} doesn't have row {row} with (tokens, kept, first_slot, offset) = {place}; "
                 + _SHOWN
             )
         return found
@@ -72,7 +72,7 @@ class ReadCheck:
         Raises:
             CorruptDump: a state isn't what was committed.
         """
-        whole = self._layout.slots(listed.tokens) * self._layout.chunk_bytes
+        whole = self._layout.slots(listed.kept) * self._layout.chunk_bytes
         length = raw.size // len(ks) if ks else 0
         for place, k in enumerate(ks):
             digest = xxhash.xxh3_64(raw[place * length : (place + 1) * length].data)
@@ -81,18 +81,26 @@ class ReadCheck:
                 self._wrong(hidden_key(shard), f"state {self._layout.states[k]}", listed)
 
     def tokens(
-        self, shard: int, listed: ManifestSample, token_ids: npt.NDArray[Any], loss_mask: npt.NDArray[Any]
+        self,
+        shard: int,
+        listed: ManifestSample,
+        token_ids: npt.NDArray[Any],
+        loss_mask: npt.NDArray[Any],
+        positions: npt.NDArray[Any] | None,
     ) -> None:
-        """Checks token ids (int32 [T]) and mask (uint8 [T]).
+        """Checks token ids (int32 [T]), mask (uint8 [T]) and, where not all are stored, positions (int32 [R]).
 
         Raises:
             CorruptDump: they aren't what was committed.
         """
-        if tokens_digest(token_ids, loss_mask) != listed.tokens_xxh3:
+        if tokens_digest(token_ids, loss_mask, positions) == listed.tokens_xxh3:
+            return
+        if positions is None:
             keys = f"{token_key('token_ids', shard)} or {token_key('loss_mask', shard)}"
             self._wrong(keys, "token_ids or loss_mask", listed)
+        self._wrong(f"{token_key(POSITIONS, shard)} or prompts/", "token_ids, loss_mask or positions", listed)
 
-    def _wrong(self, key: str, what: str, listed: ManifestSample) -> None:
+    def _wrong(self, key: str, what: str, listed: ManifestSample) -> NoReturn:
         raise CorruptDump(
             f"{self._store.where(key)}: {what} of sample {listed.sample_id!r} (row {listed.row}) isn't what was "
             f"committed, its xxh3 differs from the manifest's; {_SHOWN}"

@@ -16,7 +16,8 @@ from torch import nn
 
 from storage.errors import ModelError
 from storage.layout import State
-from storage.reader import Dump, Sample, open_dump
+from storage.reader import Dump, open_dump
+from storage.sample import Sample
 
 MEDIAN_LIMIT = 0.02
 """A right boundary's median error per token stays below this in bfloat16."""
@@ -76,7 +77,7 @@ class StateResult:
 
 @dataclass(frozen=True)
 class SampleResult:
-    """How one sample compares; ``tokens`` is T."""
+    """How one sample compares; ``tokens`` is T, of which those are compared whose states are stored."""
 
     sample_id: str
     row: int
@@ -193,7 +194,7 @@ def candidates(state: State, layers: int) -> tuple[str, list[str]]:
 def compare(
     state: State, captured: torch.Tensor, layers: int, reference: Mapping[str, torch.Tensor]
 ) -> StateResult:
-    """Compares one captured state [T, H] with the reference's same state and its neighbours.
+    """Compares one captured state [R, H] with the reference's same state and its neighbours, of the same tokens.
 
     Raises:
         ModelError: the model doesn't have that boundary.
@@ -214,7 +215,10 @@ def compare(
 
 def compare_sample(sample: Sample, model: ReferenceModel) -> SampleResult:
     """Recomputes one sample and compares all its states."""
-    layers, reference = model.named_states(sample.token_ids)
+    token_ids, _, positions = sample.columns()
+    layers, whole = model.named_states(token_ids)
+    some = sample.kept < sample.tokens
+    reference = {name: state[positions.to(state.device)] for name, state in whole.items()} if some else whole
     stored = sample.header.layout.states
     results = tuple(compare(state, sample.states(state), layers, reference) for state in stored)
     return SampleResult(sample.sample_id, sample.row, sample.tokens, results)

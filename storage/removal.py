@@ -9,7 +9,7 @@ from storage.claims import claimed_shards
 from storage.dump import ROOT_KEY
 from storage.errors import OutputError
 from storage.files import Store
-from storage.layout import TOKEN_COLUMNS, hidden_key, token_key
+from storage.layout import ALL_TOKEN_COLUMNS, hidden_key, token_key
 from storage.lease import LEASE_FOLDER
 from storage.localdisk import TEMPORARIES
 
@@ -17,7 +17,7 @@ _FOLDERS = (
     "",
     "hidden",
     "tokens",
-    *(f"tokens/{column}" for column in TOKEN_COLUMNS),
+    *(f"tokens/{column}" for column in ALL_TOKEN_COLUMNS),
     "prompts",
     "claims",
     "manifest",
@@ -38,7 +38,7 @@ def remove_dump(store: Store) -> None:
         raise OutputError(f"{store.url}: there is no dump here (no {ROOT_KEY}); nothing was removed")
     shards = claimed_shards(store)
     store.remove_sinks()
-    keys = [hidden_key(n) for n in shards] + [token_key(c, n) for n in shards for c in TOKEN_COLUMNS]
+    keys = [hidden_key(n) for n in shards] + [token_key(c, n) for n in shards for c in ALL_TOKEN_COLUMNS]
     keys += [key for folder in _FOLDERS for key, _ in store.list(folder)]
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(store.delete, keys))

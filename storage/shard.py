@@ -52,25 +52,30 @@ class ShardWriter:
         """Reserves a sample's slots; an earlier copy of the row that isn't sealed yet is given up.
 
         Raises:
-            RowMismatch: the sample is empty, longer than a shard, or its columns differ in length.
+            RowMismatch: nothing of the sample is stored, more than a shard holds, or its columns differ in length.
             LeaseLost, StorageError: a seal has failed, or a new shard can't be opened.
         """
         self._sealer.check()
-        tokens, longest = int(head.token_ids.size), self._layout.shard_rows
-        if not 0 < tokens <= longest or head.loss_mask.size != tokens:
+        layout, tokens = self._layout, int(head.token_ids.size)
+        if head.loss_mask.size != tokens:
             raise RowMismatch(
-                f"{head} has {tokens} token ids and {head.loss_mask.size} mask values; both must be the "
-                f"same, from 1 to {longest}, the rows of a shard"
+                f"{head} has {tokens} token ids and {head.loss_mask.size} mask values; give as many"
+            )
+        positions = layout.keep.positions(head.loss_mask)
+        if not 0 < positions.size <= layout.shard_rows:
+            raise RowMismatch(
+                f"{head} has {tokens} tokens, and states of {positions.size} are to be stored (keep: {layout.keep}); "
+                f"that must be from 1 to {layout.shard_rows}, the rows of a shard"
             )
         self.drop(head.row)
-        self._shard_for(self._layout.slots(tokens)).reserve(head)
+        self._shard_for(layout.slots(positions.size)).reserve(head, positions)
 
-    def write(self, row: int, token_start: int, states: npt.NDArray[Any]) -> None:
+    def write(self, row: int, start: int, states: npt.NDArray[Any]) -> None:
         """Writes some rows of a placed sample; its segments come in the order of their tokens.
 
         Args:
             row: prepared row.
-            token_start: first token of the segment; a multiple of the layout's chunk_rows.
+            start: stored tokens before the segment's first; a multiple of the layout's chunk_rows.
             states: [K, rows, H] of the storage dtype, C order; copied before this returns. ``rows`` is a
                 multiple of chunk_rows except in the sample's last segment.
 
@@ -82,7 +87,7 @@ class ShardWriter:
         self._sealer.check()
         shard, sample = self._placed(row)
         try:
-            shard.write(sample, token_start, states)
+            shard.write(sample, start, states)
         except StorageError:
             self._open.remove(shard)
             shard.abort()  # on a full disk this also gives its space back
@@ -97,9 +102,9 @@ class ShardWriter:
         """
         self._sealer.check()
         shard, sample = self._placed(row)
-        if sample.rows != sample.tokens:
+        if sample.rows != sample.kept:
             raise RowMismatch(
-                f"{sample.head}: states of {sample.rows} tokens came, its prompt has {sample.tokens}"
+                f"{sample.head}: states of {sample.rows} tokens came, {sample.kept} are to be stored"
             )
         sample.finished = True
         self._seal_if_done(shard)

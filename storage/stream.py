@@ -49,8 +49,9 @@ class DumpStream(LazyDump, IterableDataset[dict[str, Any]]):
 
     An item is the dict that `DumpDataset` gives, or with ``pack_tokens`` one of several samples: ``sample_ids``
     (list of str), ``rows`` (list of int), ``cu_seqlens`` (int32 [n + 1]: sample i is [cu_seqlens[i] :
-    cu_seqlens[i + 1]]), ``position_ids`` (int64 [T], from 0 in each sample), and ``input_ids``, ``loss_mask``
-    and ``hidden_states`` of all samples after each other.
+    cu_seqlens[i + 1]]), ``position_ids`` (int64 [T], from 0 in each sample), ``input_ids``, ``loss_mask`` and
+    ``hidden_states`` of all samples after each other, and ``positions``: row i of the states is of
+    ``input_ids[positions[i]]``.
 
     **Uneven ends.** With ``ends="keep"`` some ranks may have one item more than others, which a training step
     that all ranks take together has to cope with (torch's Join, for example). ``"drop"`` gives each rank the
@@ -229,8 +230,8 @@ class DumpStream(LazyDump, IterableDataset[dict[str, Any]]):
     def _unit_bytes(self, unit: Unit) -> int:
         layout = self.dump.layout
         states = layout.num_states if self.states is None else len(self.states)
-        tokens = self.dump.places.tokens
-        return sum(layout.slots(int(tokens[n])) for n in unit) * layout.chunk_bytes * states
+        kept = self.dump.places.kept
+        return sum(layout.slots(int(kept[n])) for n in unit) * layout.chunk_bytes * states
 
     def _read(self, unit: Unit) -> dict[str, Any]:
         samples = [self.dump[number] for number in unit]

@@ -8,6 +8,7 @@ by one small read.
     status       string   committed | skipped | failed
     reason       string   why it was skipped or failed; null otherwise
     tokens       int32    T; this and the following are null unless committed
+    kept         int32    R, tokens whose states are stored
     shard        int32
     first_slot   int32    first inner chunk along the token axis, inside the shard
     offset       int64    where the sample's bytes start in ``hidden/c/<shard>/0/0``
@@ -42,6 +43,7 @@ SCHEMA = pa.schema(
         pa.field("status", pa.string(), nullable=False),
         pa.field("reason", pa.string()),
         pa.field("tokens", pa.int32()),
+        pa.field("kept", pa.int32()),
         pa.field("shard", pa.int32()),
         pa.field("first_slot", pa.int32()),
         pa.field("offset", pa.int64()),
@@ -76,6 +78,7 @@ class Account:
 
     Attributes:
         tokens: tokens of the committed samples.
+        kept: of these, the tokens whose states are stored.
     """
 
     rows: int
@@ -83,6 +86,7 @@ class Account:
     skipped: int
     failed: int
     tokens: int
+    kept: int
 
 
 def committed_table(layout: Layout, places: pa.Table) -> pa.Table:
@@ -134,9 +138,9 @@ def write_table(store: Store, layout: Layout, places: pa.Table, outcomes: pa.Tab
     rows = np.concatenate([held, outcomes["row"].to_numpy()])
     order = np.argsort(rows, kind="stable")
     _require_each_once(rows[order])
-    tokens = int(places["tokens"].to_numpy()[counted].sum(dtype=np.int64))
+    tokens, kept = (int(places[name].to_numpy()[counted].sum(dtype=np.int64)) for name in ("tokens", "kept"))
     failed = pc.sum(pc.equal(outcomes["status"], "failed")).as_py() or 0
-    account = Account(len(rows), len(held), len(outcomes) - failed, failed, tokens)
+    account = Account(len(rows), len(held), len(outcomes) - failed, failed, tokens, kept)
     schema = SCHEMA.with_metadata({ACCOUNT_FIELD: json.dumps(asdict(account))})
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
@@ -176,7 +180,8 @@ def _without_places(outcomes: pa.Table) -> pa.Table:
 def count(table: pa.Table) -> Account:
     """The account of a table."""
     counts = {s: pc.sum(pc.equal(table["status"], s)).as_py() or 0 for s in get_args(Status)}
-    return Account(rows=len(table), **counts, tokens=pc.sum(table["tokens"]).as_py() or 0)
+    sums = {name: pc.sum(table[name]).as_py() or 0 for name in ("tokens", "kept")}
+    return Account(rows=len(table), **counts, **sums)
 
 
 def read_table(store: Store) -> pa.Table | None:
@@ -187,11 +192,13 @@ def read_table(store: Store) -> pa.Table | None:
     """
     try:
         with store.open_read(TABLE_KEY) as file:
-            return pq.read_table(file)
+            table = pq.read_table(file)
     except FileNotFoundError:
         return None
     except pa.ArrowException as exc:
         raise _corrupt(store, exc) from exc
+    # A table without the column is of a dump that has the states of every token.
+    return table if "kept" in table.column_names else table.append_column("kept", table["tokens"])
 
 
 def current_table(store: Store) -> pa.Table | None:
@@ -225,7 +232,8 @@ def read_account(store: Store) -> Account | None:
     try:
         with store.open_read(TABLE_KEY) as file:
             metadata = pq.read_schema(file).metadata
-        return Account(**json.loads(metadata[ACCOUNT_FIELD]))
+        account = json.loads(metadata[ACCOUNT_FIELD])
+        return Account(**{"kept": account["tokens"], **account})
     except FileNotFoundError:
         return None
     except (pa.ArrowException, KeyError, TypeError, ValueError) as exc:

@@ -16,7 +16,7 @@ import xxhash
 
 from storage.dump import read_header
 from storage.encoded import Entries, read_index, read_states
-from storage.errors import CorruptDump
+from storage.errors import CorruptDump, OutputError
 from storage.files import Store
 from storage.layout import TOKEN_COLUMNS, Layout, ShardIndex, hidden_key, token_key
 from storage.manifest import (
@@ -25,9 +25,10 @@ from storage.manifest import (
     ManifestSample,
     hidden_digest,
     read_manifest,
-    tokens_digest,
 )
+from storage.verify_columns import wrong_columns
 from storage.verify_items import VerifyItem, work_items
+from storage.whole_prompts import WholePrompts
 
 __all__ = ["Problem", "ShardFindings", "VerifyItem", "run_item", "work_items"]
 
@@ -64,6 +65,7 @@ class ShardFindings:
         shard: its number.
         samples: samples whose states were read.
         tokens: their tokens.
+        kept: of these, those whose states are stored.
         bytes: bytes of states that were read and hashed, padding included.
         problems: what is wrong; each affected sample has a problem of its own.
     """
@@ -71,6 +73,7 @@ class ShardFindings:
     shard: int
     samples: int
     tokens: int
+    kept: int
     bytes: int
     problems: tuple[Problem, ...]
 
@@ -113,7 +116,7 @@ def run_item(item: VerifyItem) -> ShardFindings:
     try:
         manifest = read_manifest(store, item.shard)
     except (CorruptDump, FileNotFoundError) as exc:
-        return ShardFindings(item.shard, 0, 0, 0, (Problem(str(exc), item.shard),))
+        return ShardFindings(item.shard, 0, 0, 0, 0, (Problem(str(exc), item.shard),))
     samples = [s for s in manifest.samples if item.rows is None or s.row in item.rows]
     check = _Check(store, layout, manifest, samples)
     if manifest.layout != layout:
@@ -121,8 +124,8 @@ def run_item(item: VerifyItem) -> ShardFindings:
     else:
         _check_states(check)
         _check_columns(check)
-    tokens = sum(s.tokens for s in samples)
-    return ShardFindings(item.shard, len(samples), tokens, check.read_bytes, tuple(check.problems))
+    tokens, kept = sum(s.tokens for s in samples), sum(s.kept for s in samples)
+    return ShardFindings(item.shard, len(samples), tokens, kept, check.read_bytes, tuple(check.problems))
 
 
 def _object(check: _Check, key: str, geometry_bytes: int) -> ManifestObject | None:
@@ -147,7 +150,7 @@ def _check_states(check: _Check) -> None:
     key = hidden_key(check.manifest.shard)
     body = 0
     if layout.codec == "none":
-        body = max((s.offset + layout.sample_bytes(s.tokens) for s in samples), default=0)
+        body = max((s.offset + layout.sample_bytes(s.kept) for s in samples), default=0)
     entry = _object(check, key, body + layout.index_bytes)
     if entry is None:
         return
@@ -177,7 +180,7 @@ def _expected_index(check: _Check) -> ShardIndex:
     if layout.codec != "none":
         check.entries = read_index(check.store, layout, check.manifest.shard)
     for sample in check.manifest.samples:
-        slots = layout.slots(sample.tokens)
+        slots = layout.slots(sample.kept)
         if check.entries is None:
             index.add(sample.first_slot, slots, sample.offset)
         else:
@@ -199,7 +202,7 @@ def _check_index(check: _Check, key: str, expected: ShardIndex) -> None:
         slots = check.layout.slots
         # Zarr readers refuse an index whose checksum fails, so a wrong entry or checksum hits every sample;
         # those whose own entries differ are read from the wrong place even without the check.
-        wrong = [s for s in wrong if differs[s.first_slot : s.first_slot + slots(s.tokens)].any()] or wrong
+        wrong = [s for s in wrong if differs[s.first_slot : s.first_slot + slots(s.kept)].any()] or wrong
     for sample in check.manifest.samples:
         own = "its entries differ" if sample in wrong else "its entries are good, the checksum isn't"
         check.say(f"the index of {key} is damaged ({own}): zarr readers can't read the sample", sample)
@@ -208,7 +211,7 @@ def _check_index(check: _Check, key: str, expected: ShardIndex) -> None:
 def _pieces(check: _Check, key: str, sample: ManifestSample, k: int) -> Iterator[npt.NDArray[np.uint8]]:
     """Bytes of one state of a sample, padding included; the yielded array is used again."""
     layout = check.layout
-    slots = layout.slots(sample.tokens)
+    slots = layout.slots(sample.kept)
     offset = layout.run_offset(sample.offset, slots, k, 0)
     length = slots * layout.chunk_bytes
     look = check.piece_rows * layout.row_bytes
@@ -258,7 +261,7 @@ def _check_state(check: _Check, key: str, sample: ManifestSample, k: int) -> Non
 def _check_columns(check: _Check) -> None:
     layout = check.layout
     columns: dict[str, npt.NDArray[Any]] = {}
-    for column, dtype in TOKEN_COLUMNS.items():
+    for column, dtype in layout.token_columns.items():
         key = token_key(column, check.manifest.shard)
         entry = _object(check, key, layout.shard_rows * np.dtype(dtype).itemsize)
         if entry is None:
@@ -269,8 +272,15 @@ def _check_columns(check: _Check) -> None:
             check.say(f"{key}: xxh3 is {found}, its manifest says {entry.xxh3}")
         itemsize = np.dtype(dtype).itemsize
         columns[column] = np.frombuffer(data[: len(data) // itemsize * itemsize], dtype)
+    prompts = WholePrompts(check.store)
     for sample in check.manifest.samples:
         start = sample.first_slot * layout.chunk_rows
-        token_ids, loss_mask = (columns[c][start : start + sample.tokens] for c in TOKEN_COLUMNS)
-        if tokens_digest(token_ids, loss_mask) != sample.tokens_xxh3:
-            check.say("token_ids or loss_mask: xxh3 isn't what the manifest says", sample)
+        stored = whole = {name: values[start : start + sample.kept] for name, values in columns.items()}
+        try:
+            if not layout.keep.everything:
+                whole = dict(zip(TOKEN_COLUMNS, prompts.of(sample.row), strict=True))
+            wrong = wrong_columns(layout, sample, stored, whole)
+        except (CorruptDump, OutputError, IndexError) as exc:
+            wrong = str(exc)
+        if wrong:
+            check.say(wrong, sample)

@@ -47,8 +47,8 @@ def work_items(store: Store, sample_fraction: float = 1.0, seed: int = 0) -> lis
     layout = read_header(store).layout
     shards = committed_shards(store)
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        tokens = dict(zip(shards, pool.map(lambda shard: _listed_tokens(store, shard), shards), strict=True))
-    places = [(shard, row) for shard in shards for row in tokens[shard]]
+        kept = dict(zip(shards, pool.map(lambda shard: _listed_rows(store, shard), shards), strict=True))
+    places = [(shard, row) for shard in shards for row in kept[shard]]
     if sample_fraction < 1:
         count = min(max(math.ceil(sample_fraction * len(places)), 1), len(places))
         chosen = np.random.default_rng(seed).choice(len(places), count, replace=False)
@@ -60,16 +60,16 @@ def work_items(store: Store, sample_fraction: float = 1.0, seed: int = 0) -> lis
         VerifyItem(
             store.url,
             shard,
-            None if len(rows[shard]) == len(tokens[shard]) else frozenset(rows[shard]),
-            sum(layout.sample_bytes(tokens[shard][row]) for row in rows[shard]),
+            None if len(rows[shard]) == len(kept[shard]) else frozenset(rows[shard]),
+            sum(layout.sample_bytes(kept[shard][row]) for row in rows[shard]),
         )
         for shard in shards
     ]
 
 
-def _listed_tokens(store: Store, shard: int) -> dict[int, int]:
-    """Row -> T; nothing for a manifest that can't be read, which `run_item` reports."""
+def _listed_rows(store: Store, shard: int) -> dict[int, int]:
+    """Prepared row -> R; nothing for a manifest that can't be read, which `run_item` reports."""
     try:
-        return {sample.row: sample.tokens for sample in read_manifest(store, shard).samples}
+        return {sample.row: sample.kept for sample in read_manifest(store, shard).samples}
     except (CorruptDump, FileNotFoundError):
         return {}

@@ -28,6 +28,7 @@ class CaptureJob:
             SGLang may still hold.
         looked: samples that are looked at twice.
         watch: what every sample's states are counted in, and where what is unusual goes.
+        positions: the tokens whose states are stored, [R] for each sample; None for all.
 
     Attributes:
         rids: request id of each sample.
@@ -42,6 +43,7 @@ class CaptureJob:
         serial: int,
         looked: Sequence[int] = (),
         watch: tuple[StateStatistics, Alarms] | None = None,
+        positions: Sequence[Array] | None = None,
     ) -> None:
         layout = spec.capture.layout
         self.batch = batch
@@ -51,7 +53,7 @@ class CaptureJob:
             f"{CAPTURED}{spec.run_id}:{s.row}:{s.attempt}:{serial}{CHECKED if i in self.looks else ''}"
             for i, s in enumerate(batch.samples)
         ]
-        self.join = BatchJoin(batch, layout, token_ids)
+        self.join = BatchJoin(batch, layout, token_ids, positions)
         self._watch = watch
         self._next_tokens: dict[int, dict[str, Any]] = {}
         self._sample_of = {rid: i for i, rid in enumerate(self.rids)}

@@ -1,6 +1,6 @@
 """Chunks of a batch's samples, joined by (request, position) into the batch's segments. No I/O.
 
-Shape legend: K states, H hidden size, n rows of a chunk, T a sample's tokens.
+Shape legend: K states, H hidden size, n rows of a chunk, T a sample's tokens, R those whose states are stored.
 
 Chunked prefill splits a sample over forwards and mixes samples in one; a request that the engine took back
 and ran again comes a second time. So a chunk's place follows from its position alone and a repeated one
@@ -10,7 +10,7 @@ replaces.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,14 @@ def first_bad_row(bits: Array, dtype: str, zeros_allowed: bool = False) -> tuple
     return None
 
 
+def _gather(source: Array, rows: Array, out: Array) -> None:
+    """Copies rows of ``source`` [n, H]; neighbours in one go, which most of them are."""
+    if rows[-1] - rows[0] == len(rows) - 1:
+        out[:] = source[rows[0] : rows[-1] + 1]
+    else:
+        out[:] = source[rows]
+
+
 class BatchJoin:
     """One batch while its states arrive. `put` may be called by several threads for different samples.
 
@@ -62,12 +70,23 @@ class BatchJoin:
         batch: the samples and their segments.
         layout: geometry of the states.
         token_ids: what is sent, [T] for each sample.
+        positions: the tokens whose states are stored, ascending, [R] for each sample; None for all. Rows of other
+            tokens must come as well, and are dropped.
     """
 
-    def __init__(self, batch: Batch, layout: Layout, token_ids: Sequence[Array]) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        layout: Layout,
+        token_ids: Sequence[Array],
+        positions: Sequence[Array] | None = None,
+    ) -> None:
         self._batch = batch
         self._layout = layout
         self._token_ids = [np.asarray(ids, dtype=np.int32) for ids in token_ids]
+        self._positions = positions or [np.arange(s.tokens, dtype=np.int32) for s in batch.samples]
+        if [len(kept) for kept in self._positions] != [s.kept for s in batch.samples]:
+            raise ValueError(f"batch {batch.batch_id}: positions aren't as many as rows are to be stored")
         self._places: list[list[tuple[int, int, Piece]]] = [[] for _ in batch.samples]
         self._missing = [0] * len(batch.segments)
         self._width = layout.num_states * layout.hidden_size
@@ -103,10 +122,10 @@ class BatchJoin:
             reason = f"rows {start}..{end} are of other tokens than the {len(sent)} that were sent"
             return self.fail(sample, "row_mismatch", reason)
         bad = None
-        for s, base, piece in self._places[sample]:
-            lo, hi = max(start, piece.token_start), min(end, piece.token_start + piece.rows)
-            if lo < hi and self._missing[s]:
-                bad = bad or self._copy(s, base, piece, lo, hi, start, states)
+        for s, base, piece, lo, hi in self._overlaps(sample, start, end):
+            if self._missing[s]:
+                tokens = self._positions[sample][lo:hi]
+                bad = bad or self._copy(s, base, piece, lo, tokens, start, states)
         if bad is not None:
             return self.fail(sample, "bad_states", bad)
         return self._cover(sample, start, end)
@@ -158,10 +177,28 @@ class BatchJoin:
             for s, failure in zip(self._batch.samples, self._failures, strict=True)
         )
 
+    def _overlaps(self, sample: int, start: int, end: int) -> Iterator[tuple[int, int, Piece, int, int]]:
+        """(segment, base, piece, lo, hi): pieces that hold stored rows lo..hi, which are of tokens start..end."""
+        first, last = np.searchsorted(self._positions[sample], (start, end)).tolist()
+        for s, base, piece in self._places[sample]:
+            lo, hi = max(first, piece.start), min(last, piece.start + piece.rows)
+            if lo < hi:
+                yield s, base, piece, lo, hi
+
     def _copy(
-        self, segment: int, base: int, piece: Piece, lo: int, hi: int, start: int, states: Sequence[Array]
+        self,
+        segment: int,
+        base: int,
+        piece: Piece,
+        lo: int,
+        tokens: Array,
+        start: int,
+        states: Sequence[Array],
     ) -> str | None:
-        """Copies rows lo..hi of a sample into a piece; says what is wrong with them, if anything is."""
+        """Copies the rows of ``tokens``, from stored row ``lo`` on, into a piece; says what is wrong with them.
+
+        ``states`` begin at token ``start``.
+        """
         layout = self._layout
         target = self._memory_of(segment)[base : base + piece.rows * self._width].reshape(
             layout.num_states, piece.rows, layout.hidden_size
@@ -170,13 +207,14 @@ class BatchJoin:
         for k, source in enumerate(states):
             # The embedding of a padding token may be zero by right.
             zeros_allowed = layout.states[k] == 0
-            for a in range(lo, hi, step):
-                b = min(a + step, hi)
-                tile = target[k, a - piece.token_start : b - piece.token_start]
-                tile[:] = source[a - start : b - start]
+            for a in range(0, len(tokens), step):
+                some = tokens[a : a + step]
+                at = lo + a - piece.start
+                tile = target[k, at : at + len(some)]
+                _gather(source, some - start, tile)
                 bad = first_bad_row(tile, layout.dtype, zeros_allowed)
                 if bad is not None:
-                    return f"state {layout.states[k]}, token {a + bad[0]} {bad[1]}"
+                    return f"state {layout.states[k]}, token {some[bad[0]]} {bad[1]}"
         return None
 
     def _memory_of(self, segment: int) -> Array:
@@ -192,14 +230,11 @@ class BatchJoin:
     def _cover(self, sample: int, start: int, end: int) -> list[int]:
         done: list[int] = []
         with self._lock:
-            for s, _, piece in self._places[sample]:
-                lo, hi = max(start, piece.token_start), min(end, piece.token_start + piece.rows)
-                if lo >= hi:
-                    continue
-                covered = self._covered[sample][lo:hi]
-                new = int(np.count_nonzero(~covered))
-                covered[:] = True
+            covered = self._covered[sample]
+            for s, _, _, lo, hi in self._overlaps(sample, start, end):
+                new = int(np.count_nonzero(~covered[self._positions[sample][lo:hi]]))
                 self._missing[s] -= new
                 if new and self._missing[s] == 0:
                     done.append(s)
+            covered[start:end] = True
         return done

@@ -78,7 +78,7 @@ def _speed(session: CaptureSession, spec: EngineSpec, rows: Sequence[npt.NDArray
     """Tokens a second through prefill, ring and joining, all rows at once; their states are let go of."""
     if not rows:
         return None
-    samples = tuple(SampleRef(i, 1, len(ids)) for i, ids in enumerate(rows))
+    samples = tuple(SampleRef(i, 1, len(ids), len(ids)) for i, ids in enumerate(rows))
     batch = Batch("probe", samples, plan_segments([len(ids) for ids in rows], spec.capture.layout))
     begun_s = time.monotonic()
     record = session.submit(batch, rows).record().result(timeout=spec.load_timeout_s)

@@ -41,7 +41,7 @@ def probe_tokens(vocab_size: int, length: int) -> np.ndarray[Any, Any]:
 
 def probe_batch(capture: CaptureSpec, name: str, length: int) -> Batch:
     """A batch of the probe alone."""
-    return Batch(name, (SampleRef(0, 1, length),), plan_segments([length], capture.layout))
+    return Batch(name, (SampleRef(0, 1, length, length),), plan_segments([length], capture.layout))
 
 
 def check(name: str, passed: bool | None, detail: str, replica: int | None = None) -> Check:

@@ -10,14 +10,12 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
-
-import numpy as np
 
 from actors.capture.engine import SchedulerFunction
 from actors.capture.forwards import AGAIN
 from actors.capture.hook import run_scheduler_with_hook
 from actors.capture.host import EngineHost, SessionInfo
+from actors.capture.intake import Array
 from actors.capture.job import CaptureJob
 from actors.capture.second_look import LOOK_EVERY
 from actors.capture.statistics import Alarms, StateStatistics
@@ -66,12 +64,15 @@ class CaptureSession:
         """What it does on its way to work, for a person."""
         return self._host.phase
 
-    def submit(self, batch: Batch, token_ids: Sequence[np.ndarray[Any, Any]]) -> CaptureJob:
+    def submit(
+        self, batch: Batch, token_ids: Sequence[Array], positions: Sequence[Array] | None = None
+    ) -> CaptureJob:
         """Hands a batch to the engine.
 
         Args:
             batch: the samples and their segments.
             token_ids: int32 [T] for each sample.
+            positions: int32 [R] for each sample, the tokens whose states are stored; None for all.
 
         Raises:
             EngineDead: there is no engine any more.
@@ -81,7 +82,8 @@ class CaptureSession:
             self._jobs, first = self._jobs + 1, self._samples
             self._samples += len(batch.samples)
             looked = [i for i in range(len(batch.samples)) if (first + i) % self._look_every == 0]
-            job = CaptureJob(batch, self._spec, token_ids, self._jobs, looked, (self.statistics, self.alarms))
+            watch = (self.statistics, self.alarms)
+            job = CaptureJob(batch, self._spec, token_ids, self._jobs, looked, watch, positions)
         job.route(self._host.intake)
         with self._lock:
             self._tasks[job] = self._host.post(self._capture(job))

@@ -62,6 +62,7 @@ def render(facts: Facts) -> str:
         title=_title(facts),
         made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         tokens=sum(facts.dump.places.tokens.tolist()),
+        kept=sum(facts.dump.places.kept.tolist()),
         verdict=_verdict(facts),
         seconds=facts.run.get("work_seconds"),
         started=_day(facts.run.get("started_unix_s")),

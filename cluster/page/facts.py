@@ -21,7 +21,8 @@ from storage.account import AccountFindings, check_account
 from storage.errors import HsdumpError
 from storage.files import Store
 from storage.prompts import PreparedSummary, read_prepared
-from storage.reader import Dump, Sample, open_dump
+from storage.reader import Dump, open_dump
+from storage.sample import Sample
 
 BROWSED = 60
 """Samples that can be looked at on the page."""
@@ -142,7 +143,7 @@ def _browsed(dump: Dump) -> list[Browsed]:
 
 
 def _one(sample: Sample, tokenizer: Any) -> Browsed:
-    ids, mask = sample.columns()
+    ids, mask, _ = sample.columns()
     shown_ids, shown_mask = ids[:BROWSED_TOKENS].tolist(), mask[:BROWSED_TOKENS].tolist()
     pieces = stretches(tokenizer, shown_ids, shown_mask) if tokenizer is not None else ()
     cut = sample.tokens > BROWSED_TOKENS

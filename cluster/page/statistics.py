@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from storage.layout import State
-from storage.reader import Dump, Sample
+from storage.reader import Dump
+from storage.sample import Sample
 
 MOST_SAMPLES = 48
 MOST_BYTES = 512 << 20
@@ -111,7 +112,7 @@ def read_statistics(dump: Dump, counted: Mapping[str, Mapping[float, int]]) -> S
         stack = sample.stack()
         norms.append(stack.float().norm(dim=-1))
         magnitude += stack.abs().sum(dim=0, dtype=torch.float64)
-        samples, tokens = samples + 1, tokens + sample.tokens
+        samples, tokens = samples + 1, tokens + sample.kept
     if not samples:
         return None
     all_norms = torch.cat(norms).numpy()
@@ -145,8 +146,8 @@ def chosen_samples(dump: Dump) -> Iterator[Sample]:
     room = MOST_BYTES
     for number in np.random.default_rng(0).permutation(wanted):
         sample = dump[int(number)]
-        room -= sample.tokens * dump.layout.bytes_per_token
-        if room < 0 and room + sample.tokens * dump.layout.bytes_per_token < MOST_BYTES:
+        room -= sample.kept * dump.layout.bytes_per_token
+        if room < 0 and room + sample.kept * dump.layout.bytes_per_token < MOST_BYTES:
             return
         yield sample
 

@@ -22,10 +22,15 @@ def select(header: DumpHeader, form: ExportFormat, boundaries: Sequence[int] | N
 
     Raises:
         ConfigError: the number of boundaries isn't one that the trainer takes, or the choice is the user's.
-        OutputError: the dump lacks a state, or holds a type that the format can't; the message names the run's
-            option.
+        OutputError: the dump lacks a state or tokens, or holds a type that the format can't; the message names the
+            run's option.
     """
     layout = header.layout
+    if not layout.keep.everything:
+        raise OutputError(
+            f"{form.trainer} reads the states of every token, and the dump holds those of some (keep: {layout.keep}); "
+            "collect with capture.keep: all"
+        )
     held = tuple(s for s in layout.states if isinstance(s, int))
     fewest, most = form.boundaries
     if most == 0 and boundaries:

@@ -76,7 +76,7 @@ class DumpSource:
 
     def columns(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """See `storage.export.form.Source`."""
-        input_ids, loss_mask = self._dump[number].columns()
+        input_ids, loss_mask, _ = self._dump[number].columns()
         return input_ids, loss_mask.to(torch.int64)
 
 

@@ -30,13 +30,15 @@ SCHEMA = pa.schema(
         ("source_row", pa.int64()),
         ("turn", pa.int32()),
         ("tokens", pa.int32()),
+        ("supervised", pa.int32()),
         ("skip_reason", pa.string()),
         ("sample_id", pa.string()),
         ("token_ids", pa.list_(pa.int32())),
         ("loss_mask", pa.list_(pa.uint8())),
     ]
 )
-"""One row a sample. ``tokens`` is 0 and the lists are empty where ``skip_reason`` isn't null; ``turn`` is set
+"""One row a sample. ``tokens`` and ``supervised``, those with loss mask 1, are 0 and the lists are empty where
+``skip_reason`` isn't null; ``turn`` is set
 under ``split_turns`` only."""
 
 
@@ -121,6 +123,7 @@ def _group_table(rows: list[tuple[PreparedRow, int | None]]) -> Any:
             "source_row": [row.source_row for row in prepared],
             "turn": [turn for _, turn in rows],
             "tokens": lengths,
+            "supervised": [int(np.count_nonzero(row.loss_mask)) for row in prepared],
             "skip_reason": [row.skip_reason for row in prepared],
             "sample_id": [row.sample_id for row in prepared],
             "token_ids": pa.ListArray.from_arrays(

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from storage.errors import CorruptDump, OutputError
 from storage.files import Store
+from storage.keep import Keep
 from storage.prompts.parts import PREPARED_KEY, SCHEMA, read_prepared
 from storage.prompts.spec import PartInfo, PreparedRow, PreparedSummary
 
@@ -127,6 +128,17 @@ class PromptTable:
         """One column of all rows as a pyarrow.ChunkedArray, without reading the others."""
         tables = [self._read_columns(part, [name]) for part in range(len(self.summary.parts))]
         return pa.concat_tables(tables)[name]
+
+    def kept(self, keep: Keep) -> npt.NDArray[np.int32]:
+        """Tokens of each row whose states are stored under a policy, int32 [n]; 0 where skipped.
+
+        Raises:
+            CorruptDump: a part can't be read.
+        """
+        supervised = self.tokens
+        if keep.policy == "supervised":
+            supervised = self.column("supervised").to_numpy().astype(np.int32, copy=False)
+        return keep.counts(self.tokens, supervised)
 
     def _open_part(self, part: PartInfo) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
         size_bytes = self._store.size(part.key)

@@ -33,12 +33,12 @@ def batch_in_small_segments() -> Batch:
     """Row 0 over two segments and a part of the third, which it shares with row 1."""
     segments = plan_segments(LENGTHS, LAYOUT, 32 * LAYOUT.bytes_per_token)
     assert [[p.sample for p in s] for s in segments] == [[0], [0], [0, 1]]
-    return Batch("b", tuple(SampleRef(i, 1, n) for i, n in enumerate(LENGTHS)), segments)
+    return Batch("b", tuple(SampleRef(i, 1, n, n) for i, n in enumerate(LENGTHS)), segments)
 
 
 def segment_of(batch: Batch, index: int) -> np.ndarray:
     parts = [
-        synthetic_states(sample_id(p.sample), LENGTHS[p.sample], LAYOUT)[:, p.token_start :][:, : p.rows]
+        synthetic_states(sample_id(p.sample), LENGTHS[p.sample], LAYOUT)[:, p.start :][:, : p.rows]
         for p in batch.segments[index]
     ]
     return np.concatenate([part.ravel() for part in parts])
@@ -99,7 +99,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
 
 def batch_of(name: str, rows: list[int]) -> Batch:
     segments = plan_segments([LENGTHS[row] for row in rows], LAYOUT, 32 * LAYOUT.bytes_per_token)
-    return Batch(name, tuple(SampleRef(row, 1, LENGTHS[row]) for row in rows), segments)
+    return Batch(name, tuple(SampleRef(row, 1, LENGTHS[row], LENGTHS[row]) for row in rows), segments)
 
 
 def good(batch: Batch) -> BatchRecord:
@@ -112,7 +112,7 @@ def put_all(writer: WriterActor, batch: Batch, indices: range | None = None) -> 
     for index in indices or range(len(batch.segments)):
         rows = [batch.samples[piece.sample].row for piece in batch.segments[index]]
         parts = [
-            synthetic_states(sample_id(row), LENGTHS[row], LAYOUT)[:, p.token_start :][:, : p.rows]
+            synthetic_states(sample_id(row), LENGTHS[row], LAYOUT)[:, p.start :][:, : p.rows]
             for row, p in zip(rows, batch.segments[index], strict=True)
         ]
         writer.put(batch, index, np.concatenate([part.ravel() for part in parts]))

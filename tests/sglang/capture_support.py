@@ -104,12 +104,18 @@ def running(
 _batches = iter(range(1_000_000))
 
 
-def submit(session: CaptureSession, ids: Sequence[Array], max_bytes: int = 1 << 20) -> CaptureJob:
+def submit(
+    session: CaptureSession,
+    ids: Sequence[Array],
+    max_bytes: int = 1 << 20,
+    positions: Sequence[Array] | None = None,
+) -> CaptureJob:
     """Hands prompts over as one batch of small segments, so that samples are cut."""
     layout = session._spec.capture.layout
-    refs = tuple(SampleRef(i, 1, len(x)) for i, x in enumerate(ids))
-    segments = plan_segments([len(x) for x in ids], layout, max_bytes)
-    return session.submit(Batch(f"b{next(_batches)}", refs, segments), ids)
+    kept = [len(x) for x in positions or ids]
+    refs = tuple(SampleRef(i, 1, len(x), n) for i, (x, n) in enumerate(zip(ids, kept, strict=True)))
+    segments = plan_segments(kept, layout, max_bytes)
+    return session.submit(Batch(f"b{next(_batches)}", refs, segments), ids, positions)
 
 
 def states_of(session: CaptureSession, job: CaptureJob) -> tuple[BatchRecord, list[Array]]:
@@ -117,7 +123,7 @@ def states_of(session: CaptureSession, job: CaptureJob) -> tuple[BatchRecord, li
     layout = session._spec.capture.layout
     record = job.record().result(ANSWER_S)
     samples = [
-        np.zeros((layout.num_states, s.tokens, layout.hidden_size), np.float32) for s in job.batch.samples
+        np.zeros((layout.num_states, s.kept, layout.hidden_size), np.float32) for s in job.batch.samples
     ]
     for s, pieces in enumerate(job.batch.segments):
         flat, base = job.segment(s).result(ANSWER_S), 0
@@ -126,7 +132,7 @@ def states_of(session: CaptureSession, job: CaptureJob) -> tuple[BatchRecord, li
         for piece in pieces:
             size = layout.num_states * piece.rows * layout.hidden_size
             bits = flat[base : base + size].reshape(layout.num_states, piece.rows, layout.hidden_size)
-            samples[piece.sample][:, piece.token_start : piece.token_start + piece.rows] = bits_to_float(
+            samples[piece.sample][:, piece.start : piece.start + piece.rows] = bits_to_float(
                 bits, layout.dtype
             )
             base += size

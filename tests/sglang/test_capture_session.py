@@ -142,7 +142,7 @@ def test_a_sample_that_is_too_long_is_skipped_and_the_rest_of_its_batch_is_right
 def test_token_ids_of_another_length_than_the_sample_says_are_refused(session: CaptureSession) -> None:
     (ids,) = random_ids([50], seed=10)
     layout = session._spec.capture.layout
-    batch = Batch("wrong", (SampleRef(0, 1, 51),), plan_segments([51], layout))
+    batch = Batch("wrong", (SampleRef(0, 1, 51, 51),), plan_segments([51], layout))
     job = session.submit(batch, [ids])
     failure = job.record().result(ANSWER_S).outcomes[0].failure
     assert failure is not None

@@ -21,7 +21,9 @@ CONVERSATIONS = [
 ]
 
 
-def test_states_of_real_text_equal_hugging_face(smollm2: Path, tmp_path: Path) -> None:
+def test_states_of_real_text_equal_hugging_face_and_those_of_some_tokens_are_the_same(
+    smollm2: Path, tmp_path: Path
+) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
@@ -32,11 +34,15 @@ def test_states_of_real_text_equal_hugging_face(smollm2: Path, tmp_path: Path) -
         ids.append(np.array(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32))
     spec = engine_spec(smollm2, "eagle3", tmp_path, chunk=128)
     assert spec.capture.boundaries == (2, 15, 27)
+    stored = [np.arange(1, len(x), 3, dtype=np.int32) for x in ids]
     with running(spec) as session:
         record, captured = states_of(session, submit(session, ids))
+        _, some = states_of(session, submit(session, ids, positions=stored))
         report = session.start().result(0).capture_report
     assert [o.failure for o in record.outcomes] == [None] * len(ids)
     reference = Reference(smollm2)
     states = spec.capture.layout.states
     assert_right(states, captured, [reference.states(x) for x in ids], p99=0.1)
     assert report["not_provable"] == []
+    for rows, whole, positions in zip(some, captured, stored, strict=True):
+        np.testing.assert_array_equal(rows, whole[:, positions])

@@ -68,6 +68,7 @@ def test_run_file_that_is_no_yaml(folder, capsys):
         ("novalue", "write it as key.sub=value"),
         ("capture.boundaries=[99]", "boundary 99: the model has 30 layers, boundaries are 0..30"),
         ("capture.boundaries=middle", "capture.boundaries"),
+        ("capture.keep=last:0", "capture.keep: 'last:0' isn't all, supervised or last:N with N from 1"),
         ("model.path=/no/such/model", "model.path /no/such/model: no such folder"),
         ("prompts.url=/no/such/file.jsonl", "/no/such/file.jsonl"),
         ("prompts.chat_template=/no/such.jinja", "prompts.chat_template /no/such.jinja"),

@@ -26,7 +26,7 @@ def states(seed):
 @pytest.fixture
 def job():
     ids = [np.arange(TOKENS, dtype=np.int32) for _ in range(2)]
-    refs = (SampleRef(7, 1, TOKENS), SampleRef(8, 1, TOKENS))
+    refs = (SampleRef(7, 1, TOKENS, TOKENS), SampleRef(8, 1, TOKENS, TOKENS))
     batch = Batch("b", refs, plan_segments([TOKENS, TOKENS], CAPTURE.layout))
     watch = (StateStatistics(CAPTURE.layout), Alarms(CAPTURE.layout))
     job = CaptureJob(batch, SPEC, ids, 1, [1], watch)

@@ -23,9 +23,10 @@ def truth(lengths, seed=0):
     return states, [rng.integers(0, 1000, n).astype(np.int32) for n in lengths]
 
 
-def batch_of(lengths, max_bytes):
-    refs = tuple(SampleRef(i, 1, n) for i, n in enumerate(lengths))
-    return Batch("b", refs, plan_segments(lengths, LAYOUT, max_bytes))
+def batch_of(lengths, max_bytes, kept=None):
+    kept = kept or lengths
+    refs = tuple(SampleRef(i, 1, n, k) for i, (n, k) in enumerate(zip(lengths, kept, strict=True)))
+    return Batch("b", refs, plan_segments(kept, LAYOUT, max_bytes))
 
 
 def put(join, states, ids, sample, lo, hi, packed=True):
@@ -37,19 +38,25 @@ def put(join, states, ids, sample, lo, hi, packed=True):
 
 
 def expected_segment(batch, states, index):
-    pieces = [
-        states[p.sample][:, p.token_start : p.token_start + p.rows].ravel() for p in batch.segments[index]
-    ]
+    pieces = [states[p.sample][:, p.start : p.start + p.rows].ravel() for p in batch.segments[index]]
     return np.concatenate(pieces)
 
 
-@settings(max_examples=150, deadline=None)
+def stored_of(tokens):
+    """All tokens of a sample, a stretch at its end, or any that are stored of it."""
+    some = st.sets(st.integers(0, tokens - 1), min_size=1)
+    return st.one_of(st.just(range(tokens)), st.integers(0, tokens - 1).map(lambda n: range(n, tokens)), some)
+
+
+@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_any_chunking_in_any_order_gives_every_segment_once_and_right(data):
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=5))
-    batch = batch_of(lengths, data.draw(st.integers(96, 600)))
+    positions = [np.array(sorted(data.draw(stored_of(n))), np.int32) for n in lengths]
+    batch = batch_of(lengths, data.draw(st.integers(96, 600)), [len(p) for p in positions])
     states, ids = truth(lengths)
-    join = BatchJoin(batch, LAYOUT, ids)
+    join = BatchJoin(batch, LAYOUT, ids, positions)
+    stored = [whole[:, p] for whole, p in zip(states, positions, strict=True)]
     chunks = []
     for i, n in enumerate(lengths):
         cuts = sorted({0, n, *data.draw(st.lists(st.integers(0, n), max_size=4))})
@@ -58,10 +65,11 @@ def test_any_chunking_in_any_order_gives_every_segment_once_and_right(data):
     done = []
     for i, lo, hi in data.draw(st.permutations(chunks)):
         for s in put(join, states, ids, i, lo, hi, packed=data.draw(st.booleans())):
-            assert np.array_equal(join.take(s), expected_segment(batch, states, s))
+            assert np.array_equal(join.take(s), expected_segment(batch, stored, s))
             done.append(s)
     assert sorted(done) == list(range(len(batch.segments)))
     assert join.complete
+    assert [join.missing_rows(i) for i in range(len(lengths))] == [0] * len(lengths)
     assert all(o.failure is None for o in join.outcomes())
 
 
@@ -119,6 +127,23 @@ def test_rows_of_a_failed_sample_are_zeros_whatever_the_memory_held_before(monke
     segment = join.take(0)
     assert not segment[: 8 * 3 * 4].any()
     assert np.array_equal(segment[8 * 3 * 4 :], states[1].ravel())
+
+
+def test_a_token_whose_states_are_not_stored_must_come_all_the_same():
+    batch = batch_of([8], 1 << 20, [2])
+    states, ids = truth([8])
+    join = BatchJoin(batch, LAYOUT, ids, [np.array([5, 7], np.int32)])
+    assert put(join, states, ids, 0, 4, 8) == [0]
+    assert join.missing_rows(0) == 4
+
+
+def test_a_bad_row_is_named_by_its_token():
+    batch = batch_of([9], 1 << 20, [3])
+    states, ids = truth([9])
+    states[0][2, 7, 1] = NAN
+    join = BatchJoin(batch, LAYOUT, ids, [np.array([1, 4, 7], np.int32)])
+    put(join, states, ids, 0, 0, 9)
+    assert join.outcomes()[0].failure.reason.startswith("state final, token 7")
 
 
 def test_a_segment_whose_samples_all_failed_is_empty():

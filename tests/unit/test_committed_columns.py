@@ -29,7 +29,7 @@ def dump_of(folder: Path, shards: int) -> Store:
     create_dump(store, IDENTITY, LAYOUT, {})
     for shard in range(shards):
         samples = tuple(
-            ManifestSample(row, f"sample {row}", 0, 5, 0, ("0" * 16,) * 3, "0" * 16)
+            ManifestSample(row, f"sample {row}", 0, 5, 5, 0, ("0" * 16,) * 3, "0" * 16)
             for row in range(shard * SAMPLES, (shard + 1) * SAMPLES)
         )
         manifest = Manifest(shard, "run", "writer", LAYOUT, samples, ())
@@ -58,7 +58,7 @@ def test_a_committed_sample_more_takes_no_python_objects(
 
 def test_columns_say_what_the_manifests_say(tmp_path: Path) -> None:
     store = dump_of(tmp_path, 3)
-    late = (ManifestSample(7, "sample 7", 3, 5, 99, ("0" * 16,) * 3, "0" * 16),)
+    late = (ManifestSample(7, "sample 7", 3, 5, 5, 99, ("0" * 16,) * 3, "0" * 16),)
     store.put_if_absent(manifest_key(9), Manifest(9, "run", "w", LAYOUT, late, ()).to_bytes())
     places = counting(read_places(store)).to_pylist()
     found = committed_samples(read_manifests(store))
@@ -75,10 +75,10 @@ def test_a_table_is_old_as_soon_as_a_manifest_has_a_row_that_it_has_not(tmp_path
     store = dump_of(tmp_path, 2)
     finalise(store, [])
     assert len(open_dump(store.url, check=False)) == 2 * SAMPLES
-    copy = (ManifestSample(3, "sample 3", 0, 5, 0, ("0" * 16,) * 3, "0" * 16),)
+    copy = (ManifestSample(3, "sample 3", 0, 5, 5, 0, ("0" * 16,) * 3, "0" * 16),)
     store.put_if_absent(manifest_key(5), Manifest(5, "run", "w", LAYOUT, copy, ()).to_bytes())
     assert len(open_dump(store.url, check=False).samples) == 2 * SAMPLES
-    new = (ManifestSample(2 * SAMPLES, "new", 0, 5, 0, ("0" * 16,) * 3, "0" * 16),)
+    new = (ManifestSample(2 * SAMPLES, "new", 0, 5, 5, 0, ("0" * 16,) * 3, "0" * 16),)
     store.put_if_absent(manifest_key(6), Manifest(6, "run", "w", LAYOUT, new, ()).to_bytes())
     assert "new" in open_dump(store.url, check=False)
 

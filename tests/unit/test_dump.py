@@ -117,7 +117,7 @@ def test_a_finished_dump_is_recognised_by_its_account(tmp_path: Path) -> None:
     store = make_dump(tmp_path, [5, 9, 30], skipped=[1], finish=False)
     assert read_account(store) is None
     account = finalise(store, [Outcome(1, "b", "failed", "engine died twice")])
-    assert account == Account(rows=3, committed=2, skipped=0, failed=1, tokens=35)
+    assert account == Account(rows=3, committed=2, skipped=0, failed=1, tokens=35, kept=35)
     assert read_account(store) == account
     store.replace("samples.parquet", b"PAR1 no")
     with pytest.raises(CorruptDump, match="built from the manifests"):

@@ -595,3 +595,46 @@ def test_failure_rate_forgets_what_is_older_than_its_window() -> None:
         rate.record(now_s)
     assert rate.exceeded(20)
     assert not rate.exceeded(65)
+
+
+# ---- where the states of some tokens are stored
+
+
+def kept_ledger(tokens: Sequence[int], kept: Sequence[int], **limits: Any) -> Ledger:
+    """As `make_ledger`, with so many tokens of each row stored."""
+    bounds = {"batch_tokens": 100, "batch_bytes": 10_000, "batch_samples": 8, "batches_per_engine": 2}
+    lengths, stored = np.array(tokens, dtype=np.int32), np.array(kept, dtype=np.int32)
+    every = Limits(**{**bounds, "in_flight_bytes": 10_000, **limits})
+    return with_crew(Ledger(lengths, lengths == 0, BYTES_PER_TOKEN, every, kept=stored))
+
+
+def test_permits_are_of_the_bytes_that_are_stored_and_balance_is_of_the_tokens_that_are_read() -> None:
+    ledger = kept_ledger([50, 40, 30], [5, 4, 3])
+    batch = next_batch(ledger)
+    assert [(s.tokens, s.kept) for s in batch.samples] == [(50, 5)]
+    assert ledger.permits.used() == {"node-0": 5 * BYTES_PER_TOKEN}
+    assert ledger.engines["engine-0"].tokens == 50
+
+
+def test_a_row_that_is_read_whole_and_stored_in_part_is_no_giant() -> None:
+    batch = next_batch(kept_ledger([5000, 10], [20, 10], in_flight_bytes=200))
+    assert [s.row for s in batch.samples] == [0]
+    with pytest.raises(ResourceError, match="row 1 has 30 tokens, whose states take 300 bytes"):
+        kept_ledger([5000, 30], [20, 30], in_flight_bytes=200)
+
+
+def test_batches_never_take_more_than_the_permits_however_unevenly_rows_are_stored() -> None:
+    rng = np.random.default_rng(3)
+    tokens = rng.integers(1, 60, 300)
+    kept = np.where(rng.random(300) < 0.1, tokens, 1)
+    ledger = kept_ledger(tokens.tolist(), kept.tolist(), in_flight_bytes=700, batch_bytes=400)
+    done = 0
+    while not ledger.settled:
+        batch = next_batch(ledger)
+        assert len(batch.samples) == 1 or sum(s.kept for s in batch.samples) * BYTES_PER_TOKEN <= 400
+        assert ledger.permits.used()["node-0"] <= 700
+        ledger.captured(batch.batch_id, outcomes(batch))
+        ledger.moved(batch.batch_id)
+        ledger.written(batch.batch_id, [s.row for s in batch.samples])
+        done += len(batch.samples)
+    assert done == 300

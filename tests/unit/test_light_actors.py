@@ -30,7 +30,7 @@ summary = PreparedSummary({}, "", 1, 1, 1, 0, 5, 5, 5, parts=parts.close())
 store.put_if_absent(PREPARED_KEY, json.dumps(summary.to_json()).encode())
 create_dump(store, IDENTITY, LAYOUT, {})
 writer = WriterActor(WriterSpec("writer-0", store.url, "run", 1 << 20, 60, 60))
-batch = Batch("0-1", (SampleRef(0, 1, 5),), plan_segments([5], LAYOUT))
+batch = Batch("0-1", (SampleRef(0, 1, 5, 5),), plan_segments([5], LAYOUT))
 writer.put(batch, 0, synthetic_states("a", 5, LAYOUT).ravel())
 ack = writer.finish(batch, BatchRecord("0-1", "engine-0", (SampleOutcome(0, 1),), 0.0, 0.0))
 assert ack.written == (0,), ack

@@ -11,7 +11,7 @@ LAYOUT = Layout(states=(1, "final"), hidden_size=4, chunk_rows=8, shard_rows=102
 
 
 def make_batch(lengths: list[int]) -> Batch:
-    refs = tuple(SampleRef(1000 + i, 1 << 16, n) for i, n in enumerate(lengths))
+    refs = tuple(SampleRef(1000 + i, 1 << 16, 2 * n, n) for i, n in enumerate(lengths))
     return Batch("0-7", refs, plan_segments(lengths, LAYOUT, 16 * LAYOUT.bytes_per_token))
 
 

@@ -151,11 +151,11 @@ def test_the_forecast_is_what_a_writer_writes(tmp_path: Path):
     written += sum(
         size for name in ("token_ids", "loss_mask") for size in sizes(tmp_path / "tokens" / name / "c")
     )
-    size = forecast_size(layout, lengths, np.zeros(10, bool), 6000, 1, None)
+    size = forecast_size(layout, lengths, lengths, np.zeros(10, bool), 6000, 1, None)
     assert size.stored_bytes == pytest.approx(written, rel=0.1)
     assert size.states_bytes == int(lengths.sum()) * 3 * 16 * 2
     done = np.arange(10) < 5
-    half = forecast_size(layout, lengths, done, 6000, 1, half_free := 1000)
+    half = forecast_size(layout, lengths, lengths, done, 6000, 1, half_free := 1000)
     assert (half.committed_rows, half.left_tokens, half.free_bytes) == (5, int(lengths[5:].sum()), half_free)
     assert half.left_bytes < size.stored_bytes
     assert len(size_problems(half, "x")) == 1
@@ -197,3 +197,18 @@ def test_a_probe_decides_and_gives_the_speed(folder, capsys, monkeypatch, found:
         assert "longer than the 20 tokens" in plan["problems"][0]
     else:
         assert plan["problems"] == ["boundary 2 is one layer off"]
+
+
+def test_it_shows_what_storing_fewer_tokens_would_save(folder, capsys):
+    _, plan = planned(capsys, "--set", "capture.keep=last:5")
+    every, supervised, last = plan["savings"]
+    tokens, lengths = plan["rows"]["tokens"], plan["rows"]["to_collect"]
+    assert (every["keep"], every["kept"], every["bytes_per_token"]) == ("all", tokens, 4 * 64 * 2)
+    assert supervised["kept"] == round(plan["rows"]["supervised_share"] * tokens)
+    assert supervised["states_bytes"] == supervised["kept"] * 4 * 64 * 2
+    assert (last["keep"], last["kept"], last["chosen"]) == ("last:5", 5 * lengths, True)
+    assert plan["size"]["states_bytes"] == last["states_bytes"]
+    run_cli(["plan", "run.yaml"])
+    out = capsys.readouterr().out
+    assert "all  <- this run" in out
+    assert "last:512" in out

@@ -51,7 +51,7 @@ def test_generated_lengths_are_those_of_conversations(tmp_path: Path):
 
 def test_speeds_and_what_they_were_bound_by():
     counts = Counts(pending=0, in_flight=0, written=0, committed=100, skipped=0, failed=0)
-    account = Account(rows=100, committed=100, skipped=0, failed=0, tokens=50_000)
+    account = Account(rows=100, committed=100, skipped=0, failed=0, tokens=50_000, kept=50_000)
     summary = RunSummary(counts, account, None, 4 * 10**9, 2.0, {})
     point = {"busy_s": 3.0, "waiting_s": 1.0, "ring_wait_s": 0.0, "write_s": 2.5, "seal_s": 0.5}
     looks = [point | {"bottleneck": b} for b in ("nothing", "engine", "engine", "engine", "writer")]

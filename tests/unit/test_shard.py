@@ -247,7 +247,7 @@ def test_rows_that_are_missing_out_of_order_or_misshapen_are_refused(tmp_path: P
         with pytest.raises(RowMismatch, match=message):
             writer.write(0, start, bad)
     writer.write(0, 0, np.ascontiguousarray(states[:, :8]))
-    with pytest.raises(RowMismatch, match="states of 8 tokens came, its prompt has 10"):
+    with pytest.raises(RowMismatch, match="states of 8 tokens came, 10 are to be stored"):
         writer.finish(0)
     with pytest.raises(RowMismatch, match="from 1 to 64"):
         writer.place(head_of(1, 65))

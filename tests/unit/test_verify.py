@@ -66,7 +66,7 @@ def test_a_good_dump_has_no_problems_and_every_byte_was_read(store: Store) -> No
     assert sum(f.bytes for f in findings) == sum(LAYOUT.sample_bytes(LENGTHS[r]) for r in (0, 2, 3, 4, 5))
     account = check_account(store, expected_rows=6)
     assert account.problems == ()
-    assert account.account == Account(rows=6, committed=5, skipped=1, failed=0, tokens=65)
+    assert account.account == Account(rows=6, committed=5, skipped=1, failed=0, tokens=65, kept=65)
     assert account.states_bytes == 65 * 3 * 16 * 2
 
 

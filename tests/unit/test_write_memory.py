@@ -24,7 +24,7 @@ create_dump(store, Identity({}, {}, {}, {}), layout, {})
 writer = ShardWriter(store, layout, "run", "writer-0", 1 << 30)
 ids = np.arange(TOKENS, dtype=np.int32)
 writer.place(SampleHead(0, "long", ids, np.ones(TOKENS, np.uint8)))
-batch = Batch("b", (SampleRef(0, 1, TOKENS),), plan_segments([TOKENS], layout, SEGMENT))
+batch = Batch("b", (SampleRef(0, 1, TOKENS, TOKENS),), plan_segments([TOKENS], layout, SEGMENT))
 spec = EngineSpec(
     name="engine-0", kind="sglang", prompts_url=sys.argv[1], run_id="run", model_path="", dtype="bfloat16", gpus=0,
     replicas=1, trust_remote_code=False, capture=CaptureSpec((1, 2, 3), True, False, 4, layout), ring_bytes=0,
@@ -40,7 +40,7 @@ for start in range(0, TOKENS, STEP):
         (piece,) = batch.segments[put]
         states = job.segment(put).result().reshape(4, piece.rows, 2048)
         job.forget(put)
-        writer.write(0, piece.token_start, states)
+        writer.write(0, piece.start, states)
         del states
         put += 1
 writer.finish(0)
