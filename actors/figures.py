@@ -22,7 +22,8 @@ class Figures:
 
     Attributes:
         ring_wait_s: an engine's forwards waited so long for room in the ring.
-        states: of an engine: state -> tokens looked at, mean and standard deviation of values, quantiles of norms.
+        states: of an engine: state -> tokens looked at, mean and standard deviation of values, quantiles of norms, and
+            of the error of 8-bit floats where those are stored.
         alarms: tokens with unusual norms that an engine saw.
         last_alarm: the last of them, with sample and state.
         written_bytes: of states that a writer was given.

@@ -2,14 +2,15 @@
 
 A *batch* is some samples for one engine. Its states travel as *segments*: flat 1-D arrays of the layout's
 storage dtype, at most `SEGMENT_BYTES` each, that hold *pieces* one after another. A piece is [K, rows, H] in C
-order for rows ``start .. start + rows`` of those of one sample that are stored. How a batch falls into segments
-follows from its stored rows alone (`plan_segments`), so sender and receiver need no header.
+order for rows ``start .. start + rows`` of those of one sample that are stored, and their scales where there are any
+(`actors.pieces`). How a batch falls into segments follows from its stored rows alone (`plan_segments`), so sender and
+receiver need no header.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from storage.layout import Layout
@@ -196,7 +197,8 @@ class CaptureSpec:
         final: boundary N, before the final norm.
         final_normed: after the final norm.
         num_layers: N, decoder layers.
-        layout: geometry; its states are boundaries, then final, then final_normed.
+        layout: geometry of the states as the model computes them: boundaries, then final, then final_normed.
+        encoding: how they are stored; one of `storage.layout.ENCODINGS`.
     """
 
     boundaries: tuple[int, ...]
@@ -204,6 +206,12 @@ class CaptureSpec:
     final_normed: bool
     num_layers: int
     layout: Layout
+    encoding: str = "none"
+
+    @property
+    def stored(self) -> Layout:
+        """Geometry of the states as they are stored."""
+        return replace(self.layout, encoding=self.encoding)
 
 
 @dataclass(frozen=True)

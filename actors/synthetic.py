@@ -65,6 +65,18 @@ def synthetic_rows(sample_id: str, positions: NDArray[np.int32], layout: Layout)
     return bits.astype(np.uint32) << np.uint32(16)
 
 
+def _quantised(states: NDArray[Any], dtype: str) -> NDArray[np.uint8]:
+    """A piece [K, rows, H] of bits as codes and scales, flat; see `actors.pieces`."""
+    import torch  # not at the top: whoever stores states as they are does without
+
+    from storage.float8 import quantise
+
+    k, rows, h = states.shape
+    signed = torch.from_numpy(states.reshape(k * rows, h).view(f"i{states.itemsize}"))
+    codes, scales = quantise(signed.view(getattr(torch, dtype)))
+    return np.concatenate([codes.numpy().ravel(), scales.numpy().view(np.uint8)])
+
+
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of splitmix64 (Steele, Lea, Flood 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -189,14 +201,14 @@ class SyntheticEngine:
         return BatchRecord(batch.batch_id, self._spec.name, tuple(outcomes), prefill_s, 0.0)
 
     async def segment(self, batch_id: str, index: int) -> NDArray[Any]:
-        """One segment of a batch once its samples are captured: flat [sum of K x rows x H], storage dtype."""
+        """One segment of a batch once its samples are captured: its pieces one after another, storage dtype."""
         # Shielded: who gives up one segment doesn't give up the others.
         prefill = await asyncio.shield(self._batch(batch_id))
         batch = prefill.batch
         pieces = batch.segments[index]
         for piece in pieces:
             await prefill.done[piece.sample].wait()
-        flat = [self._rows(prefill, piece).ravel() for piece in pieces]
+        flat = [self._rows(prefill, piece) for piece in pieces]
         self._read[batch_id] += 1
         if self._read[batch_id] == len(batch.segments):
             del self._read[batch_id]
@@ -253,9 +265,15 @@ class SyntheticEngine:
         return SampleOutcome(sample.row, sample.attempt, failure)
 
     def _rows(self, prefill: _Prefill, piece: Piece) -> NDArray[Any]:
+        """A piece, flat."""
         row = prefill.batch.samples[piece.sample].row
         positions = prefill.positions[piece.sample][piece.start : piece.start + piece.rows]
         states = synthetic_rows(prefill.ids[piece.sample], positions, self._layout)
         if row in self._faults.bad_rows:
             states.fill(np.iinfo(states.dtype).max)  # all bits set: not a number, in each of the types
-        return states[:, :-1] if row in self._faults.short_rows else states
+        states = states[:, :-1] if row in self._faults.short_rows else states
+        return (
+            _quantised(states, self._layout.dtype)
+            if self._spec.capture.encoding == "float8"
+            else states.ravel()
+        )

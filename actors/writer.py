@@ -14,10 +14,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
-import numpy as np
 import ray
 
 from actors.figures import Figures, timed
@@ -34,6 +32,7 @@ from actors.messages import (
     WriterSpec,
 )
 from actors.patience import Patience
+from actors.pieces import Array, Scales, row_width, split_segment
 from storage.dump import read_header
 from storage.errors import RowMismatch, StorageError
 from storage.files import Store
@@ -88,14 +87,14 @@ class WriterActor:
 
     @ray.method(concurrency_group="io")
     @timed("write_s")
-    def put(self, batch: Batch, index: int, segment: np.ndarray[Any, Any]) -> None:
+    def put(self, batch: Batch, index: int, segment: Array) -> None:
         """Writes one segment of a batch to its place.
 
         Args:
             batch: the batch that the segment belongs to.
             index: position of the segment in ``batch.segments``.
-            segment: flat [sum of K x rows x H] array of the layout's storage dtype, a view of the object
-                store: it is read and let go before this returns. Empty where every piece's sample failed.
+            segment: flat array of the layout's storage dtype, `actors.pieces`, a view of the object store: it is
+                read and let go before this returns. Empty where every piece's sample failed.
 
         Raises:
             RowMismatch: the segment has another size than its pieces.
@@ -105,10 +104,15 @@ class WriterActor:
         if segment.size == 0:
             return
         self.figures_now = self.figures_now.more("written_bytes", segment.nbytes)
-        for piece, states in self._pieces(batch, index, segment):
-            self._put_piece(batch, piece, states)
+        wanted = sum(piece.rows for piece in batch.segments[index]) * row_width(self._layout)
+        if segment.size != wanted:
+            raise RowMismatch(
+                f"segment {index} of batch {batch.batch_id} holds {segment.size} values, its pieces take {wanted}"
+            )
+        for piece, states, scales in split_segment(segment, batch.segments[index], self._layout):
+            self._put_piece(batch, piece, states, scales)
 
-    def _put_piece(self, batch: Batch, piece: Piece, states: np.ndarray[Any, Any]) -> None:
+    def _put_piece(self, batch: Batch, piece: Piece, states: Array, scales: Scales | None) -> None:
         placed = self._placed.setdefault(batch.batch_id, {})
         row = batch.samples[piece.sample].row
         while row not in self._broken.get(batch.batch_id, ()):
@@ -118,7 +122,7 @@ class WriterActor:
                 if row not in placed:
                     self._place(row)
                     placed[row] = 0
-                self._shards.write(row, piece.start, states)
+                self._shards.write(row, piece.start, states, scales)
             except StorageError as error:
                 if piece.start == 0:
                     placed.pop(row, None)  # all that was written of it is here: it is written again
@@ -243,19 +247,3 @@ class WriterActor:
     def _place(self, row: int) -> None:
         prompt = self._prompts.load(row)
         self._shards.place(SampleHead(row, prompt.sample_id, prompt.token_ids, prompt.loss_mask))
-
-    def _pieces(self, batch: Batch, index: int, segment: np.ndarray[Any, Any]) -> Sequence[tuple[Piece, Any]]:
-        """The pieces of a segment with their states [K, rows, H], views of ``segment``."""
-        k, h = self._layout.num_states, self._layout.hidden_size
-        pieces, start = [], 0
-        wanted = sum(piece.rows for piece in batch.segments[index])
-        if segment.size != wanted * k * h:
-            raise RowMismatch(
-                f"segment {index} of batch {batch.batch_id} holds {segment.size} values, {wanted} tokens x {k} "
-                f"states x {h} are {wanted * k * h}"
-            )
-        for piece in batch.segments[index]:
-            stop = start + k * piece.rows * h
-            pieces.append((piece, segment[start:stop].reshape(k, piece.rows, h)))
-            start = stop
-        return pieces

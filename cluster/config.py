@@ -51,6 +51,10 @@ class CaptureConfig(_Section):
     """Of which tokens the states are stored: `all`, `supervised` (loss mask 1), or `last:N`, the last N of each sample.
     docs/training.md says what needs all of them."""
 
+    dtype: Literal["model", "bfloat16", "float8"] = "model"
+    """Type of the stored states: as the model computes them, or 8-bit floats with a scale for each token and state, of
+    half the bytes and an error of about 3 %. `bfloat16` is only for a model that computes in it."""
+
     @field_validator("keep")
     @classmethod
     def _known(cls, keep: str) -> str:
@@ -210,6 +214,15 @@ class RunConfig(_Section):
     """The actors that write shards."""
     limits: LimitsConfig = LimitsConfig()
     """Budgets of the run."""
+
+    @model_validator(mode="after")
+    def _stored_as_computed(self) -> RunConfig:
+        if self.capture.dtype == "bfloat16" != self.model.dtype:
+            raise ValueError(
+                f"capture.dtype is bfloat16 and model.dtype {self.model.dtype}; states are stored as the model "
+                "computes them, or as float8: set capture.dtype to model or float8, or model.dtype to bfloat16"
+            )
+        return self
 
 
 def load_run(url: str, overrides: Sequence[str] = ()) -> RunConfig:

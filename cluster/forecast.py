@@ -206,6 +206,7 @@ def _stored(layout: Layout, kept: NDArray[np.int32], shard_bytes: int, writers: 
         return 0, 0
     shards = max(-(-states // shard_bytes), -(-slots // layout.shard_slots)) + max(0, writers - 1)
     columns = layout.shard_rows * sum(np.dtype(d).itemsize for d in layout.token_columns.values())
+    columns += layout.shard_rows * layout.num_states * layout.scale_bytes
     return states + shards * (layout.index_bytes + columns), shards
 
 
@@ -246,7 +247,7 @@ def forecast_memory(
         gpu_bytes=gpu_bytes,
         ring_bytes=flags.ring_bytes(engine) * engine.replicas,
         in_flight_bytes=coordinator.limits.in_flight_bytes,
-        largest_sample_bytes=largest_kept * engine.capture.layout.bytes_per_token,
+        largest_sample_bytes=largest_kept * engine.capture.stored.bytes_per_token,
         object_store_bytes=min(n.object_store_bytes for n in nodes),
         host_bytes=min(known) if known else None,
     )

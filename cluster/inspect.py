@@ -11,8 +11,10 @@ from rich.table import Table
 
 from cluster.preview import coloured, load_tokenizer, stretches
 from cluster.report import size
+from cluster.statistics import float8_errors
 from storage.errors import ConfigError
 from storage.files import Store
+from storage.layout import Layout
 from storage.prompts import PreparedSummary, read_prepared
 from storage.reader import Dump, open_dump
 from storage.sample import Sample
@@ -49,7 +51,7 @@ def _print_dump(console: Console, dump: Dump, prepared: PreparedSummary | None) 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("model", escape(f"{identity.model.get('source')} ({identity.model.get('architecture')})"))
     table.add_row("layers", f"{identity.capture['num_layers']} of hidden size {layout.hidden_size}")
-    table.add_row("states", f"{', '.join(map(str, layout.states))} in {layout.dtype}")
+    table.add_row("states", f"{', '.join(map(str, layout.states))} in {_stored_as(layout)}")
     table.add_row("samples", f"{len(dump)} committed, {tokens:,} tokens")
     if lengths:
         p50, p99 = statistics.median(lengths), lengths[min(len(lengths) - 1, int(len(lengths) * 0.99))]
@@ -62,6 +64,8 @@ def _print_dump(console: Console, dump: Dump, prepared: PreparedSummary | None) 
         share = prepared.supervised_tokens / max(prepared.tokens, 1)
         table.add_row("prompts", escape(f"{prepared.source_url}: {prepared.source_rows} rows, loss mask {mask}, "
                                         f"{share:.0%} supervised"))  # fmt: skip
+    for line in float8_errors(Store(dump.url)):
+        table.add_row("float8", line)
     versions = ", ".join(f"{name} {version}" for name, version in dump.header.versions.items())
     table.add_row("made with", versions)
     console.print(table)
@@ -69,6 +73,12 @@ def _print_dump(console: Console, dump: Dump, prepared: PreparedSummary | None) 
     if len(dump):
         first = dump[0].sample_id
         console.print(f"\none sample: hsdump inspect {escape(dump.url)} {escape(repr(first))}")
+
+
+def _stored_as(layout: Layout) -> str:
+    return (
+        f"{layout.element_type} with scales, computed in {layout.dtype}" if layout.quantised else layout.dtype
+    )
 
 
 def _print_missing(console: Console, dump: Dump) -> None:

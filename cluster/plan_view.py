@@ -44,7 +44,9 @@ def print_plan(plan: Plan, as_json: bool) -> None:
         console.print("\nlengths of the rows to collect, in tokens:")
         console.print(_histogram(plan.rows))
     if plan.savings:
-        console.print("\nwhat is stored, by capture.keep (docs/training.md says what a trainer needs):")
+        console.print(
+            "\nwhat is stored, by capture.keep and capture.dtype (docs/training.md says what a trainer needs):"
+        )
         console.print(_savings(plan.savings))
     if plan.boundaries:
         console.print("\nboundary b is the residual stream after b decoder layers:")
@@ -189,11 +191,21 @@ def _histogram(rows: RowsForecast) -> Table:
 
 def _savings(savings: Sequence[Saving]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 2))
-    for name in ("keep", "tokens stored", "bytes a token read", "in all"):
+    dtypes = list(dict.fromkeys(s.dtype for s in savings))
+    for name in (
+        "keep",
+        "tokens stored",
+        *(f"{d}: {what}" for d in dtypes for what in ("a token read", "in all")),
+    ):
         table.add_column(name, justify="left" if name == "keep" else "right")
-    for s in savings:
-        mark = "  <- this run" if s.chosen else ""
-        table.add_row(s.keep + mark, f"{s.kept:,}", f"{s.bytes_per_token:,.0f}", size(s.states_bytes))
+    for keep in dict.fromkeys(s.keep for s in savings):
+        row = [s for s in savings if s.keep == keep]
+        cells = [keep, f"{row[0].kept:,}"]
+        for s in row:
+            cells += [f"{s.bytes_per_token:,.0f} B", size(s.states_bytes) + (" <" if s.chosen else "")]
+        table.add_row(*cells)
+    table.caption = "< is this run"
+    table.caption_justify = "left"
     return table
 
 

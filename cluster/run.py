@@ -48,6 +48,11 @@ class Run:
         """Of which tokens the states are stored."""
         return Keep.parse(self.config.capture.keep)
 
+    @property
+    def encoding(self) -> str:
+        """How states are stored; one of `storage.layout.ENCODINGS`."""
+        return "float8" if self.config.capture.dtype == "float8" else "none"
+
     def layout(self, longest_tokens: int) -> Layout:
         """Geometry of a dump whose longest sample has so many tokens."""
         states: list[State] = list(self.boundaries)
@@ -60,6 +65,7 @@ class Run:
             shard_rows=shard_rows_for(longest_tokens),
             codec=self.config.writers.codec,
             keep=self.keep,
+            encoding=self.encoding,
         )
 
     def identity(self, prompts: Mapping[str, Any]) -> Identity:
@@ -80,6 +86,7 @@ class Run:
                 "num_layers": self.model.num_layers,
                 "hidden_size": self.model.hidden_size,
                 "keep": self.config.capture.keep,
+                "dtype": "float8" if self.encoding == "float8" else self.config.model.dtype,
             },
             prompts=prompts,
             engine={"kind": self.config.engine.kind, "args": self.config.engine.args},

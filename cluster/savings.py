@@ -1,4 +1,4 @@
-"""What a dump of the same rows would take if fewer tokens' states were stored. Pure."""
+"""What a dump of the same rows would take if fewer tokens' states were stored, or smaller ones. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.keep import Keep
-from storage.layout import Layout
+from storage.layout import ENCODINGS, Layout
 
 SHOWN_LAST = 512
 """N of the ``last:N`` that is shown when the run itself asks for none."""
@@ -16,10 +16,11 @@ SHOWN_LAST = 512
 
 @dataclass(frozen=True)
 class Saving:
-    """One choice of ``capture.keep``.
+    """One choice of ``capture.keep`` and ``capture.dtype``.
 
     Attributes:
-        keep: the choice.
+        keep: which tokens.
+        dtype: as what.
         kept: tokens whose states are stored.
         states_bytes: of all of them.
         bytes_per_token: the same for each token that the model reads.
@@ -27,6 +28,7 @@ class Saving:
     """
 
     keep: str
+    dtype: str
     kept: int
     states_bytes: int
     bytes_per_token: float
@@ -44,11 +46,17 @@ def forecast_savings(
         supervised: int32 [n], their supervised tokens.
     """
     last = layout.keep if layout.keep.policy == "last" else Keep("last", SHOWN_LAST)
-    return tuple(_saving(layout, keep, tokens, supervised) for keep in (Keep(), Keep("supervised"), last))
+    layouts = (
+        replace(layout, keep=keep, encoding=e)
+        for keep in (Keep(), Keep("supervised"), last)
+        for e in ENCODINGS
+    )
+    return tuple(_saving(other, other == layout, tokens, supervised) for other in layouts)
 
 
-def _saving(layout: Layout, keep: Keep, tokens: NDArray[np.int32], supervised: NDArray[np.int32]) -> Saving:
-    kept = int(keep.counts(tokens, supervised).sum(dtype=np.int64))
-    states_bytes = kept * replace(layout, keep=keep).bytes_per_token
+def _saving(layout: Layout, chosen: bool, tokens: NDArray[np.int32], supervised: NDArray[np.int32]) -> Saving:
+    kept = int(layout.keep.counts(tokens, supervised).sum(dtype=np.int64))
+    states_bytes = kept * layout.bytes_per_token
     mean = states_bytes / max(int(tokens.sum(dtype=np.int64)), 1)
-    return Saving(str(keep), kept, states_bytes, round(mean, 1), keep == layout.keep)
+    dtype = "float8" if layout.quantised else layout.dtype
+    return Saving(str(layout.keep), dtype, kept, states_bytes, round(mean, 1), chosen)

@@ -81,3 +81,17 @@ class StateStatisticsFile:
         self._written_s = self._clock()
         if self._own:
             self._store.replace(STATISTICS_KEY, json.dumps(self._kept, indent=1).encode())
+
+
+def float8_errors(store: Store) -> list[str]:
+    """How far states that are stored as 8-bit floats are from what was computed: the worst of all engines, a state."""
+    if not store.exists(STATISTICS_KEY):
+        return []
+    worst: dict[str, Mapping[str, float]] = {}
+    for engines in json.loads(store.read(STATISTICS_KEY)).values():
+        for engine in engines.values():
+            for state, found in engine["states"].items():
+                quantiles = found.get("float8_error_quantiles", {})
+                if quantiles and quantiles["0.5"] >= worst.get(state, {"0.5": 0.0})["0.5"]:
+                    worst[state] = quantiles
+    return [f"{s}: error a token {q['0.5']:.4f} (median), {q['0.99']:.4f} (p99)" for s, q in worst.items()]

@@ -22,7 +22,6 @@ from storage.errors import CorruptDump, StorageError
 from storage.files import Store
 from storage.reader import open_dump
 from storage.reference import (
-    MEDIAN_LIMIT,
     ReferenceItem,
     SampleResult,
     StateResult,
@@ -163,7 +162,7 @@ def _reference_problems(results: Sequence[SampleResult]) -> list[Problem]:
 def _why(state: StateResult) -> str:
     medians = ", ".join(f"{name} {value:.4f}" for name, value in state.medians.items())
     return (
-        f"the median error per token is {state.summary.median:.4f} (right is below {MEDIAN_LIMIT}), the nearest "
+        f"the median error per token is {state.summary.median:.4f} (right is below {state.limit:.4f}), the nearest "
         f"state of the reference is {state.nearest} (medians: {medians})"
     )
 

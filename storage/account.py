@@ -147,7 +147,7 @@ def _check_invariant(store: Store, layout: Layout) -> list[Problem]:
     return [
         Problem(
             f"the root says {stated} bytes a token, its layout makes {layout.num_states} states x "
-            f"{layout.hidden_size} x {layout.itemsize} = {layout.bytes_per_token}"
+            f"({layout.hidden_size} x {layout.itemsize} + {layout.scale_bytes}) = {layout.bytes_per_token}"
         )
     ]
 

@@ -67,7 +67,7 @@ def packed_item(samples: Sequence[Sample], states: Sequence[State] | None) -> di
     lengths = [sample.tokens for sample in samples]
     ends, row_ends = np.cumsum(lengths), np.cumsum([sample.kept for sample in samples])
     rows = int(row_ends[-1])
-    layout = samples[0].header.layout
+    layout = samples[0].header.layout.computed
     num_states = layout.num_states if states is None else len(states)
     raw = read_memory.take(num_states * rows * layout.row_bytes)
     packed = states_tensor(raw, layout).view(num_states, rows, layout.hidden_size)

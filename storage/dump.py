@@ -19,6 +19,7 @@ from storage.layout import (
     State,
     group_metadata,
     hidden_array_metadata,
+    scales_array_metadata,
     token_array_metadata,
 )
 from storage.manifest import committed_shards
@@ -26,7 +27,7 @@ from storage.table import Account, Outcome, outcome_table, write_table
 
 FORMAT = "hsdump"
 FORMAT_VERSION = 2
-"""The latest. 2 is a dump in which not every token's states are stored; every other one is still of version 1."""
+"""The latest. 2 is a dump with the states of some tokens only, or of 8-bit floats; every other one is of version 1."""
 ROOT_KEY = "zarr.json"
 HIDDEN_KEY = "hidden/zarr.json"
 
@@ -90,11 +91,11 @@ def create_dump(store: Store, identity: Identity, layout: Layout, versions: Mapp
     """
     attributes = {
         "format": FORMAT,
-        "format_version": 1 if layout.keep.everything else 2,
+        "format_version": 1 if layout.keep.everything and not layout.quantised else 2,
         "identity": identity.to_json(),
         "layout": layout.to_json(),
         "states": list(layout.states),
-        "element_type": layout.dtype,
+        "element_type": layout.element_type,
         "bytes_per_token": layout.bytes_per_token,
         "versions": dict(versions),
     }
@@ -223,6 +224,8 @@ def _write_arrays(store: Store, layout: Layout, shards: int) -> None:
     store.replace("tokens/zarr.json", _json_bytes(group_metadata({})))
     for column in layout.token_columns:
         store.replace(f"tokens/{column}/zarr.json", _json_bytes(token_array_metadata(layout, column, shards)))
+    if layout.quantised:
+        store.replace("scales/zarr.json", _json_bytes(scales_array_metadata(layout, shards)))
     store.replace(HIDDEN_KEY, _json_bytes(hidden_array_metadata(layout, shards)))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import google_crc32c
@@ -29,6 +29,11 @@ MISSING = (1 << 64) - 1
 STORED_AS: Mapping[str, str] = {"bfloat16": "uint16", "float16": "uint16", "float32": "uint32"}
 """Element type as the model computed it -> the unsigned integer whose bits are stored (zarr-python has no
 bfloat16; one rule for all is simpler than an exception)."""
+FLOAT8 = "float8_e4m3fn"
+"""Element type of quantised states; `storage.float8` has the formula."""
+SCALE_TYPE = np.dtype("<f4")
+ENCODINGS = ("none", "float8")
+"""How states are stored: as they were computed, or as 8-bit floats with a float32 scale for each token and state."""
 TOKEN_COLUMNS: Mapping[str, str] = {"token_ids": "int32", "loss_mask": "uint8"}
 """Per-token arrays beside the states, each under ``tokens/`` in the same slots, with their dtypes."""
 POSITIONS = "positions"
@@ -50,6 +55,7 @@ class Layout:
         codec: how inner chunks are compressed; one of `storage.codecs.CODECS`. Unless it is ``none``, offsets
             and lengths of chunks are in the shard's index alone.
         keep: of which tokens the states are stored.
+        encoding: one of `ENCODINGS`.
     """
 
     states: tuple[State, ...]
@@ -59,6 +65,7 @@ class Layout:
     shard_rows: int = 16_384
     codec: str = "none"
     keep: Keep = ALL
+    encoding: str = "none"
 
     def __post_init__(self) -> None:
         if not self.states:
@@ -67,6 +74,10 @@ class Layout:
             raise ValueError(f"states can be stored as {', '.join(STORED_AS)}, not {self.dtype}")
         if self.codec not in CODECS:
             raise ValueError(f"chunks can be stored with the codecs {', '.join(CODECS)}, not {self.codec}")
+        if self.encoding not in ENCODINGS:
+            raise ValueError(
+                f"states can be stored with the encodings {', '.join(ENCODINGS)}, not {self.encoding}"
+            )
         if self.shard_rows % self.chunk_rows or self.shard_rows <= 0:
             raise ValueError(f"shard_rows {self.shard_rows} isn't a multiple of chunk_rows {self.chunk_rows}")
 
@@ -76,9 +87,29 @@ class Layout:
         return len(self.states)
 
     @property
+    def quantised(self) -> bool:
+        """Whether states are stored as 8-bit floats with scales."""
+        return self.encoding != "none"
+
+    @property
+    def computed(self) -> Layout:
+        """The same with states as the model computed them."""
+        return replace(self, encoding="none")
+
+    @property
+    def element_type(self) -> str:
+        """Type of the stored elements."""
+        return FLOAT8 if self.quantised else self.dtype
+
+    @property
     def storage_dtype(self) -> np.dtype[Any]:
         """Unsigned integer type of the same width that holds the elements' bits."""
-        return np.dtype(STORED_AS[self.dtype])
+        return np.dtype("uint8" if self.quantised else STORED_AS[self.dtype])
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of the scale of one state of one token."""
+        return SCALE_TYPE.itemsize if self.quantised else 0
 
     @property
     def itemsize(self) -> int:
@@ -97,8 +128,8 @@ class Layout:
 
     @property
     def bytes_per_token(self) -> int:
-        """K x H x itemsize of a stored token: the invariant that every dump checks."""
-        return self.num_states * self.row_bytes
+        """K x (H x itemsize + the scale's) of a stored token: the invariant that every dump checks."""
+        return self.num_states * (self.row_bytes + self.scale_bytes)
 
     @property
     def chunk_bytes(self) -> int:
@@ -162,6 +193,7 @@ class Layout:
             "shard_rows": self.shard_rows,
             "codec": self.codec,
             "keep": str(self.keep),
+            "encoding": self.encoding,
         }
 
     @classmethod
@@ -175,6 +207,7 @@ class Layout:
             shard_rows=int(data["shard_rows"]),
             codec=str(data.get("codec", "none")),
             keep=Keep.parse(data.get("keep", "all")),
+            encoding=str(data.get("encoding", "none")),
         )
 
 
@@ -225,7 +258,7 @@ def hidden_array_metadata(layout: Layout, shards: int) -> dict[str, Any]:
         "zarr_format": 3,
         "node_type": "array",
         "shape": [shards * layout.shard_rows, layout.num_states, layout.hidden_size],
-        "data_type": STORED_AS[layout.dtype],
+        "data_type": layout.storage_dtype.name,
         "chunk_grid": {
             "name": "regular",
             "configuration": {"chunk_shape": [layout.shard_rows, layout.num_states, layout.hidden_size]},
@@ -247,7 +280,7 @@ def hidden_array_metadata(layout: Layout, shards: int) -> dict[str, Any]:
             }
         ],
         "dimension_names": ["token", "state", "hidden"],
-        "attributes": {"element_type": layout.dtype, "states": list(layout.states)},
+        "attributes": {"element_type": layout.element_type, "states": list(layout.states)},
     }
 
 
@@ -267,6 +300,25 @@ def token_array_metadata(layout: Layout, column: str, shards: int) -> dict[str, 
     }
 
 
+def scales_array_metadata(layout: Layout, shards: int) -> dict[str, Any]:
+    """``scales/zarr.json``: float32 [shards * S, K], one chunk a shard, uncompressed; of quantised states."""
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [shards * layout.shard_rows, layout.num_states],
+        "data_type": SCALE_TYPE.name,
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": [layout.shard_rows, layout.num_states]},
+        },
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": 0,
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+        "dimension_names": ["token", "state"],
+        "attributes": {"states": list(layout.states)},
+    }
+
+
 def group_metadata(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """``zarr.json`` of a group."""
     return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
@@ -280,6 +332,11 @@ def hidden_key(shard: int) -> str:
 def token_key(column: str, shard: int) -> str:
     """Path of a shard's token column inside the dump."""
     return f"tokens/{column}/c/{shard}"
+
+
+def scales_key(shard: int) -> str:
+    """Path of a shard's scales inside the dump."""
+    return f"scales/c/{shard}/0"
 
 
 def manifest_key(shard: int) -> str:

@@ -38,7 +38,7 @@ class ManifestSample:
         offset: where its bytes start in the shard's states; state-major, each state [slots * C, H], unless
             they are compressed.
         xxh3: for each state in stored order, xxh3-64 (16 hex digits, seed 0) of its rows, padding included and
-            before any compression.
+            before any compression, followed by their scales (float32 [R]) where they are quantised.
         tokens_xxh3: xxh3-64 of its token_ids (int32 [T]) followed by its loss_mask (uint8 [T]) and, where not every
             token's states are stored, their positions (int32 [R]).
     """
@@ -78,7 +78,7 @@ class Manifest:
         writer: that writer's name.
         layout: geometry that it was written with; equals the dump's.
         samples: in the order of their slots.
-        objects: states first, then each token column.
+        objects: states first, then scales where there are any, then each token column.
     """
 
     shard: int

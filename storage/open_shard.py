@@ -14,7 +14,16 @@ import xxhash
 from storage.codecs import ChunkEncoder
 from storage.errors import RowMismatch
 from storage.files import Store
-from storage.layout import POSITIONS, Layout, ShardIndex, hidden_key, manifest_key, token_key
+from storage.layout import (
+    POSITIONS,
+    SCALE_TYPE,
+    Layout,
+    ShardIndex,
+    hidden_key,
+    manifest_key,
+    scales_key,
+    token_key,
+)
 from storage.manifest import Manifest, ManifestObject, ManifestSample, hidden_digest, tokens_digest
 from storage.sinks import ByteArray, ObjectSink
 
@@ -56,6 +65,7 @@ class OpenSample:
         offset: where its bytes start in the shard; -1 until the first of compressed ones are written.
         hashes: a running xxh3 for each state.
         chunks: places of its inner chunks, [slots, K, (offset, length)], where they are compressed.
+        scales: float32 [R, K] where states are quantised, as far as they were written.
         rows: states of so many tokens were written.
         finished: it was declared whole.
     """
@@ -67,6 +77,7 @@ class OpenSample:
     offset: int
     hashes: list[Any]
     chunks: npt.NDArray[np.uint64] | None = None
+    scales: npt.NDArray[np.float32] | None = None
     rows: int = 0
     finished: bool = False
 
@@ -125,13 +136,17 @@ class OpenShard:
         if self._encoder is not None:
             sample.offset = -1
             sample.chunks = np.zeros((slots, layout.num_states, 2), np.uint64)
+        if layout.quantised:
+            sample.scales = np.zeros((positions.size, layout.num_states), np.float32)
         self.samples[head.row] = sample
         self._next_slot += slots
         self.body_bytes += layout.sample_bytes(positions.size)
 
-    def write(self, sample: OpenSample, start: int, states: npt.NDArray[Any]) -> None:
-        """Writes a segment [K, rows, H] of a sample to its place; see `ShardWriter.write`."""
-        self._check(sample, start, states)
+    def write(
+        self, sample: OpenSample, start: int, states: npt.NDArray[Any], scales: npt.NDArray[np.float32] | None
+    ) -> None:
+        """Writes a segment [K, rows, H] of a sample to its place, with its scales; see `ShardWriter.write`."""
+        self._check(sample, start, states, scales)
         layout = self._layout
         sample.rows += states.shape[1]
         whole = sample.rows == sample.kept
@@ -143,6 +158,11 @@ class OpenShard:
             for k in range(layout.num_states):
                 offset = layout.run_offset(sample.offset, sample.slots, k, start)
                 self._write_run(sample.hashes[k], offset, _bytes_of(states[k]), pad_bytes)
+        if sample.scales is not None and scales is not None:
+            sample.scales[start : start + states.shape[1]] = scales.T
+            if whole:
+                for k, digest in enumerate(sample.hashes):
+                    digest.update(np.ascontiguousarray(sample.scales[:, k], SCALE_TYPE).tobytes())
         self.touched_s = time.monotonic()
 
     def _write_run(self, digest: Any, offset: int, run: ByteArray, pad_bytes: int) -> None:
@@ -177,13 +197,20 @@ class OpenShard:
                 self._encoded_bytes += data.size
                 slot += 1
 
-    def _check(self, sample: OpenSample, start: int, states: npt.NDArray[Any]) -> None:
+    def _check(
+        self, sample: OpenSample, start: int, states: npt.NDArray[Any], scales: npt.NDArray[np.float32] | None
+    ) -> None:
         layout = self._layout
         k, h, dtype = layout.num_states, layout.hidden_size, layout.storage_dtype
         if states.ndim != 3 or (states.shape[0], states.shape[2]) != (k, h) or states.dtype != dtype:
             raise RowMismatch(
                 f"{sample.head}: states are {states.dtype} {list(states.shape)}, "
                 f"wanted is {dtype} [{k}, rows, {h}]"
+            )
+        given = None if scales is None else scales.shape
+        if given != (states.shape[:2] if layout.quantised else None):
+            raise RowMismatch(
+                f"{sample.head}: scales are {given} for states {states.shape} (encoding {layout.encoding})"
             )
         end = start + states.shape[1]
         if start != sample.rows or end > sample.kept or states.shape[1] == 0:
@@ -215,8 +242,11 @@ class OpenShard:
         size = end + len(footer)
         self._sink.write_at(end, np.frombuffer(footer, np.uint8))
         # All at once: syncs that meet share a commit of the file system's journal.
-        with ThreadPoolExecutor(len(self._layout.token_columns)) as pool:
-            putting = [pool.submit(self._put_column, store, column) for column in self._layout.token_columns]
+        layout = self._layout
+        with ThreadPoolExecutor(len(layout.token_columns) + 1) as pool:
+            putting = [pool.submit(self._put_column, store, column) for column in layout.token_columns]
+            if layout.quantised:
+                putting.insert(0, pool.submit(self._put_scales, store))
             self._sink.commit(size)
             columns = [put.result() for put in putting]
         samples = tuple(_manifest_sample(sample, self._layout) for sample in self.samples.values())
@@ -231,6 +261,14 @@ class OpenShard:
         if self._encoder is not None:
             self._encoder.close()
 
+    def _put_scales(self, store: Store) -> ManifestObject:
+        layout = self._layout
+        values = np.zeros((layout.shard_rows, layout.num_states), SCALE_TYPE)
+        for sample in self.samples.values():
+            start = sample.first_slot * layout.chunk_rows
+            values[start : start + sample.kept] = sample.scales
+        return _put(store, scales_key(self.shard), values.tobytes())
+
     def _put_column(self, store: Store, column: str) -> ManifestObject:
         values = np.zeros(
             self._layout.shard_rows, np.dtype(self._layout.token_columns[column]).newbyteorder("<")
@@ -238,9 +276,12 @@ class OpenShard:
         for sample in self.samples.values():
             start = sample.first_slot * self._layout.chunk_rows
             values[start : start + sample.kept] = sample.column(column)
-        key, data = token_key(column, self.shard), values.tobytes()
-        store.put_if_absent(key, data)
-        return ManifestObject(key, len(data), xxhash.xxh3_64_hexdigest(data))
+        return _put(store, token_key(column, self.shard), values.tobytes())
+
+
+def _put(store: Store, key: str, data: bytes) -> ManifestObject:
+    store.put_if_absent(key, data)
+    return ManifestObject(key, len(data), xxhash.xxh3_64_hexdigest(data))
 
 
 def _bytes_of(run: npt.NDArray[Any]) -> ByteArray:

@@ -59,7 +59,12 @@ class ReadCheck:
         return found
 
     def states(
-        self, shard: int, listed: ManifestSample, ks: Sequence[int], raw: npt.NDArray[np.uint8]
+        self,
+        shard: int,
+        listed: ManifestSample,
+        ks: Sequence[int],
+        raw: npt.NDArray[np.uint8],
+        scales: npt.NDArray[np.float32] | None,
     ) -> None:
         """Checks states.
 
@@ -68,6 +73,7 @@ class ReadCheck:
             listed: the sample.
             ks: their positions along K.
             raw: their bytes one after another, uint8 [n]; with the padding rows, or without them.
+            scales: float32 [R, K], of all states, where they are quantised.
 
         Raises:
             CorruptDump: a state isn't what was committed.
@@ -77,6 +83,8 @@ class ReadCheck:
         for place, k in enumerate(ks):
             digest = xxhash.xxh3_64(raw[place * length : (place + 1) * length].data)
             digest.update(bytes(whole - length))
+            if scales is not None:
+                digest.update(np.ascontiguousarray(scales[:, k]).tobytes())
             if digest.hexdigest() != listed.xxh3[k]:
                 self._wrong(hidden_key(shard), f"state {self._layout.states[k]}", listed)
 

@@ -7,6 +7,7 @@ activation holds nearly all of a real model's squared norm and hides the rest in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from storage.errors import ModelError
+from storage.float8 import rounded
 from storage.layout import State
 from storage.reader import Dump, open_dump
 from storage.sample import Sample
@@ -55,7 +57,8 @@ class StateResult:
         medians: name of a reference state -> median error against it; the same state and its neighbours.
         nearest: name of the one with the smallest median.
         ratio: smallest median among the neighbours over the same state's own.
-        passed: the median is below `MEDIAN_LIMIT` and the same state is the nearest by `NEAREST_BY`.
+        limit: what the median has to stay below.
+        passed: the median is below the limit and the same state is the nearest by `NEAREST_BY`.
     """
 
     state: State
@@ -63,13 +66,14 @@ class StateResult:
     medians: Mapping[str, float]
     nearest: str
     ratio: float
+    limit: float
     passed: bool
 
     @property
     def why(self) -> str:
         """What was found, in one line for a person."""
         return (
-            f"median error {self.summary.median:.3g} per token (right is below {MEDIAN_LIMIT}); the nearest "
+            f"median error {self.summary.median:.3g} per token (right is below {self.limit:.3g}); the nearest "
             f"reference state is {self.nearest}, neighbours are {self.ratio:.3g} times as far (right is at "
             f"least {NEAREST_BY:g})"
         )
@@ -192,9 +196,16 @@ def candidates(state: State, layers: int) -> tuple[str, list[str]]:
 
 
 def compare(
-    state: State, captured: torch.Tensor, layers: int, reference: Mapping[str, torch.Tensor]
+    state: State,
+    captured: torch.Tensor,
+    layers: int,
+    reference: Mapping[str, torch.Tensor],
+    quantised: bool = False,
 ) -> StateResult:
     """Compares one captured state [R, H] with the reference's same state and its neighbours, of the same tokens.
+
+    Where states are stored as 8-bit floats, rounding takes its own part, which is independent of the capture's error:
+    the median may be as large as both together, sqrt(a^2 + b^2), and neighbours are compared without it.
 
     Raises:
         ModelError: the model doesn't have that boundary.
@@ -207,10 +218,15 @@ def compare(
     errors = {name: summarise(per_token_error(captured, reference[name])) for name in [own, *others]}
     medians = {name: summary.median for name, summary in errors.items()}
     nearest = min(medians, key=lambda name: medians[name])
-    neighbour = min(medians[name] for name in others)
-    ratio = neighbour / medians[own] if medians[own] > 0 else torch.inf
-    passed = medians[own] < MEDIAN_LIMIT and nearest == own and ratio >= NEAREST_BY
-    return StateResult(state, errors[own], medians, nearest, ratio, passed)
+    rounding = (
+        summarise(per_token_error(rounded(reference[own]), reference[own])).median if quantised else 0.0
+    )
+    limit = math.hypot(MEDIAN_LIMIT, rounding)
+    rest = {name: math.sqrt(max(median**2 - rounding**2, 0.0)) for name, median in medians.items()}
+    neighbour = min(rest[name] for name in others)
+    ratio = neighbour / rest[own] if rest[own] > 0 else torch.inf
+    passed = medians[own] < limit and nearest == own and ratio >= NEAREST_BY
+    return StateResult(state, errors[own], medians, nearest, ratio, limit, passed)
 
 
 def compare_sample(sample: Sample, model: ReferenceModel) -> SampleResult:
@@ -219,8 +235,10 @@ def compare_sample(sample: Sample, model: ReferenceModel) -> SampleResult:
     layers, whole = model.named_states(token_ids)
     some = sample.kept < sample.tokens
     reference = {name: state[positions.to(state.device)] for name, state in whole.items()} if some else whole
-    stored = sample.header.layout.states
-    results = tuple(compare(state, sample.states(state), layers, reference) for state in stored)
+    layout = sample.header.layout
+    results = tuple(
+        compare(state, sample.states(state), layers, reference, layout.quantised) for state in layout.states
+    )
     return SampleResult(sample.sample_id, sample.row, sample.tokens, results)
 
 

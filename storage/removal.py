@@ -9,13 +9,14 @@ from storage.claims import claimed_shards
 from storage.dump import ROOT_KEY
 from storage.errors import OutputError
 from storage.files import Store
-from storage.layout import ALL_TOKEN_COLUMNS, hidden_key, token_key
+from storage.layout import ALL_TOKEN_COLUMNS, hidden_key, scales_key, token_key
 from storage.lease import LEASE_FOLDER
 from storage.localdisk import TEMPORARIES
 
 _FOLDERS = (
     "",
     "hidden",
+    "scales",
     "tokens",
     *(f"tokens/{column}" for column in ALL_TOKEN_COLUMNS),
     "prompts",
@@ -38,7 +39,8 @@ def remove_dump(store: Store) -> None:
         raise OutputError(f"{store.url}: there is no dump here (no {ROOT_KEY}); nothing was removed")
     shards = claimed_shards(store)
     store.remove_sinks()
-    keys = [hidden_key(n) for n in shards] + [token_key(c, n) for n in shards for c in ALL_TOKEN_COLUMNS]
+    keys = [hidden_key(n) for n in shards] + [scales_key(n) for n in shards]
+    keys += [token_key(c, n) for n in shards for c in ALL_TOKEN_COLUMNS]
     keys += [key for folder in _FOLDERS for key, _ in store.list(folder)]
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(store.delete, keys))

@@ -20,7 +20,7 @@ from storage.claims import claimed_shards, revoke
 from storage.dump import read_header
 from storage.errors import CorruptDump
 from storage.files import Store
-from storage.layout import ALL_TOKEN_COLUMNS, hidden_key, manifest_key, token_key
+from storage.layout import ALL_TOKEN_COLUMNS, hidden_key, manifest_key, scales_key, token_key
 from storage.localdisk import PUT_SUFFIX, SINK_SUFFIX, TEMPORARIES
 from storage.manifest import READ_THREADS, Manifest, committed_shards, read_manifest
 
@@ -126,5 +126,5 @@ def _readable(store: Store, shard: int) -> Manifest | None:
 
 
 def _data_objects(store: Store, shard: int) -> list[Sized]:
-    keys = [hidden_key(shard), *(token_key(column, shard) for column in ALL_TOKEN_COLUMNS)]
+    keys = [hidden_key(shard), scales_key(shard), *(token_key(column, shard) for column in ALL_TOKEN_COLUMNS)]
     return [(key, size) for key in keys if (size := store.size(key)) is not None]

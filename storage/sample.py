@@ -13,9 +13,10 @@ import torch
 
 from storage.dump import DumpHeader
 from storage.encoded import IndexCache, read_states
-from storage.errors import CorruptDump
+from storage.errors import CorruptDump, OutputError
 from storage.files import Store
-from storage.layout import POSITIONS, Layout, State, hidden_key, token_key
+from storage.float8 import dequantise
+from storage.layout import POSITIONS, SCALE_TYPE, Layout, State, hidden_key, scales_key, token_key
 from storage.manifest import ManifestSample
 from storage.read_check import ReadCheck
 from storage.read_memory import ReadMemory
@@ -43,7 +44,7 @@ def adjacent_runs(ks: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def states_tensor(raw: np.ndarray[Any, np.dtype[np.uint8]], layout: Layout) -> torch.Tensor:
-    """Stored bytes [n] as a flat tensor of the model's element type, without a copy."""
+    """Bytes [n] of states as they were computed, as a flat tensor of the model's element type, without a copy."""
     bits = torch.from_numpy(raw.view(np.int16 if layout.itemsize == 2 else np.int32))
     return bits.view(TORCH_TYPES[layout.dtype])
 
@@ -128,7 +129,7 @@ class Sample:
             state: a boundary, ``"final"`` or ``"final_normed"``; boundary N stands for ``"final"``.
 
         Returns:
-            [R, H] of the model's element type, a view of the bytes that were read.
+            [R, H] of the model's element type, a view of the bytes that were read, or made of codes and scales.
 
         Raises:
             KeyError: the dump doesn't hold it; the message lists what it holds.
@@ -136,12 +137,12 @@ class Sample:
         """
         layout = self.header.layout
         k = layout.state_index(self.header.resolve(state))
-        if layout.codec != "none":
+        if layout.codec != "none" or layout.quantised:
             return self.stack([state])[:, 0]
         raw = read_memory.take(self.kept * layout.row_bytes)
         offset = layout.run_offset(self.offset, layout.slots(self.kept), k, 0)
         self._fill(hidden_key(self.shard), offset, raw)
-        self._check_states([k], raw)
+        self._check_states([k], raw, None)
         return states_tensor(raw, layout).view(self.kept, layout.hidden_size)
 
     def stack(self, states: Sequence[State] | None = None) -> torch.Tensor:
@@ -152,30 +153,82 @@ class Sample:
                 and wanted in that order are one read.
 
         Returns:
-            [R, K, H] of the model's element type, a view of what was read with the strides of [K, R, H].
+            [R, K, H] of the model's element type, with the strides of [K, R, H]: a view of what was read, or made of
+            codes and scales where the dump holds those.
 
         Raises:
             KeyError: the dump doesn't hold one of them.
             CorruptDump, StorageError: it can't be read, or isn't what was committed.
         """
+        layout, ks = self.header.layout, self._indices(states)
+        raw, scales = self._read(ks)
+        if scales is None:
+            return (
+                states_tensor(raw, layout)
+                .view(len(ks), -1, layout.hidden_size)[:, : self.kept]
+                .transpose(0, 1)
+            )
+        made = read_memory.take(len(ks) * self.kept * layout.computed.row_bytes)
+        out = states_tensor(made, layout.computed).view(len(ks), self.kept, layout.hidden_size)
+        codes = torch.from_numpy(raw).view(len(ks), -1, layout.hidden_size)
+        for place, k in enumerate(ks):
+            dequantise(codes[place, : self.kept], torch.from_numpy(scales[:, k]), out[place])
+        return out.transpose(0, 1)
+
+    def codes(self, states: Sequence[State] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Several states as they are stored in a dump of 8-bit floats; `storage.float8` has the formula.
+
+        Args:
+            states: as in `stack`.
+
+        Returns:
+            The codes' bits, uint8 [R, K, H] (``view(torch.float8_e4m3fn)`` gives their values), and the scales,
+            float32 [R, K].
+
+        Raises:
+            KeyError: the dump doesn't hold one of the states.
+            OutputError: the dump holds states as they were computed.
+            CorruptDump, StorageError: it can't be read, or isn't what was committed.
+        """
+        layout, ks = self.header.layout, self._indices(states)
+        raw, scales = self._read(ks)
+        if scales is None:
+            raise OutputError(
+                f"{self.store.url} holds {layout.dtype} and no codes; read it with stack() or states()"
+            )
+        codes = torch.from_numpy(raw).view(len(ks), -1, layout.hidden_size)[:, : self.kept].transpose(0, 1)
+        return codes, torch.from_numpy(scales[:, ks])
+
+    def _indices(self, states: Sequence[State] | None) -> list[int]:
+        """Positions along K."""
         layout = self.header.layout
         wanted = layout.states if states is None else [self.header.resolve(s) for s in states]
-        ks = [layout.state_index(s) for s in wanted]
+        return [layout.state_index(s) for s in wanted]
+
+    def _read(self, ks: Sequence[int]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
+        """Stored bytes of some states, padding rows included, and the scales [R, K] of all where there are any."""
+        layout = self.header.layout
         slots = layout.slots(self.kept)
         run_bytes = slots * layout.chunk_bytes
         raw = read_memory.take(len(ks) * run_bytes)
         if layout.codec != "none":
             with self._must_be_there(hidden_key(self.shard)):
-                entries = self.indices.of(self.shard)[self.first_slot :][:slots, ks]
+                entries = self.indices.of(self.shard)[self.first_slot :][:slots, list(ks)]
                 read_states(self.store, layout, self.shard, entries.swapaxes(0, 1), raw)
         else:
             for place, first, count in adjacent_runs(ks):
                 into = raw[place * run_bytes : (place + count) * run_bytes]
                 self._fill(hidden_key(self.shard), layout.run_offset(self.offset, slots, first, 0), into)
-        self._check_states(ks, raw)
-        rows = slots * layout.chunk_rows
-        flat = states_tensor(raw, layout)
-        return flat.view(len(ks), rows, layout.hidden_size)[:, : self.kept].transpose(0, 1)
+        scales = self._scales() if layout.quantised else None
+        self._check_states(ks, raw, scales)
+        return raw, scales
+
+    def _scales(self) -> npt.NDArray[np.float32]:
+        layout = self.header.layout
+        row_bytes = layout.num_states * layout.scale_bytes
+        start = self.first_slot * layout.chunk_rows * row_bytes
+        flat = self._bytes(scales_key(self.shard), start, self.kept * row_bytes)
+        return flat.view(SCALE_TYPE).reshape(self.kept, layout.num_states)
 
     def _column(self, column: str) -> np.ndarray[Any, Any]:
         dtype = np.dtype(self.header.layout.token_columns[column]).newbyteorder("<")
@@ -204,6 +257,8 @@ class Sample:
     def _listed(self, check: ReadCheck) -> ManifestSample:
         return check.listed(self.shard, self.row, (self.tokens, self.kept, self.first_slot, self.offset))
 
-    def _check_states(self, ks: Sequence[int], raw: npt.NDArray[np.uint8]) -> None:
+    def _check_states(
+        self, ks: Sequence[int], raw: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32] | None
+    ) -> None:
         if self.check is not None:
-            self.check.states(self.shard, self._listed(self.check), ks, raw)
+            self.check.states(self.shard, self._listed(self.check), ks, raw, scales)

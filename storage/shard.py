@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from storage.claims import claim_next, first_free, holds
@@ -70,7 +71,9 @@ class ShardWriter:
         self.drop(head.row)
         self._shard_for(layout.slots(positions.size)).reserve(head, positions)
 
-    def write(self, row: int, start: int, states: npt.NDArray[Any]) -> None:
+    def write(
+        self, row: int, start: int, states: npt.NDArray[Any], scales: npt.NDArray[np.float32] | None = None
+    ) -> None:
         """Writes some rows of a placed sample; its segments come in the order of their tokens.
 
         Args:
@@ -78,6 +81,7 @@ class ShardWriter:
             start: stored tokens before the segment's first; a multiple of the layout's chunk_rows.
             states: [K, rows, H] of the storage dtype, C order; copied before this returns. ``rows`` is a
                 multiple of chunk_rows except in the sample's last segment.
+            scales: float32 [K, rows] where states are quantised.
 
         Raises:
             RowMismatch: the row isn't placed, or the segment isn't the next one or has another shape or type.
@@ -87,7 +91,7 @@ class ShardWriter:
         self._sealer.check()
         shard, sample = self._placed(row)
         try:
-            shard.write(sample, start, states)
+            shard.write(sample, start, states, scales)
         except StorageError:
             self._open.remove(shard)
             shard.abort()  # on a full disk this also gives its space back

@@ -228,7 +228,7 @@ class DumpStream(LazyDump, IterableDataset[dict[str, Any]]):
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _unit_bytes(self, unit: Unit) -> int:
-        layout = self.dump.layout
+        layout = self.dump.layout.computed
         states = layout.num_states if self.states is None else len(self.states)
         kept = self.dump.places.kept
         return sum(layout.slots(int(kept[n])) for n in unit) * layout.chunk_bytes * states

@@ -18,7 +18,16 @@ from storage.dump import read_header
 from storage.encoded import Entries, read_index, read_states
 from storage.errors import CorruptDump, OutputError
 from storage.files import Store
-from storage.layout import TOKEN_COLUMNS, Layout, ShardIndex, hidden_key, token_key
+from storage.layout import (
+    FLOAT8,
+    SCALE_TYPE,
+    TOKEN_COLUMNS,
+    Layout,
+    ShardIndex,
+    hidden_key,
+    scales_key,
+    token_key,
+)
 from storage.manifest import (
     Manifest,
     ManifestObject,
@@ -36,8 +45,8 @@ READ_BYTES = 2 << 20
 """Read, hashed and looked at in one go: small enough to stay in the cache meanwhile."""
 REMOTE_READ_BYTES = 32 << 20
 """Read in one request from an object store."""
-INFINITY_BITS = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F80_0000}
-"""Bits of +infinity: with the sign bit off, every non-finite value is at least this as an integer."""
+INFINITY_BITS = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F80_0000, FLOAT8: 0x7F}
+"""Bits of +infinity, or of NaN where there is none: with the sign bit off, every non-finite value is at least this."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,7 @@ class _Check:
     manifest: Manifest
     chosen: Sequence[ManifestSample]
     entries: Entries | None = None
+    scales: npt.NDArray[np.float32] | None = None
     problems: list[Problem] = field(default_factory=list)
     read_bytes: int = 0
 
@@ -165,9 +175,33 @@ def _check_states(check: _Check) -> None:
             "the manifest's hash of the states doesn't follow from its samples: the manifest is damaged"
         )
     _check_index(check, key, index)
+    if layout.quantised and not _read_scales(check):
+        return
     for sample in check.chosen:
         for k in range(layout.num_states):
             _check_state(check, key, sample, k)
+
+
+def _read_scales(check: _Check) -> bool:
+    """Reads the scales of a shard, [S, K]; whether they are there."""
+    layout, key = check.layout, scales_key(check.manifest.shard)
+    shape = (layout.shard_rows, layout.num_states)
+    data = _whole_object(check, key, layout.shard_rows * layout.num_states * layout.scale_bytes)
+    if data is not None:
+        check.scales = np.frombuffer(data, SCALE_TYPE).reshape(shape)
+    return data is not None
+
+
+def _whole_object(check: _Check, key: str, size: int) -> bytes | None:
+    """A small object of a known size, held against its hash; None when it can't be read."""
+    entry = _object(check, key, size)
+    if entry is None:
+        return None
+    data = check.store.read(key)
+    found = xxhash.xxh3_64_hexdigest(data)
+    if found != entry.xxh3:
+        check.say(f"{key}: xxh3 is {found}, its manifest says {entry.xxh3}")
+    return data[:size] + bytes(max(size - len(data), 0))
 
 
 def _expected_index(check: _Check) -> ShardIndex:
@@ -233,7 +267,7 @@ def _pieces(check: _Check, key: str, sample: ManifestSample, k: int) -> Iterator
 def _check_state(check: _Check, key: str, sample: ManifestSample, k: int) -> None:
     layout, state = check.layout, check.layout.states[k]
     digest = xxhash.xxh3_64()
-    infinity = INFINITY_BITS[layout.dtype]
+    infinity = INFINITY_BITS[layout.element_type]
     sign_off = layout.storage_dtype.type((1 << (8 * layout.itemsize - 1)) - 1)
     scratch = np.empty((check.piece_rows, layout.hidden_size), layout.storage_dtype)
     row, bad_rows, largest = 0, [], 0
@@ -248,6 +282,12 @@ def _check_state(check: _Check, key: str, sample: ManifestSample, k: int) -> Non
     except CorruptDump as exc:
         check.say(f"state {state}: {exc}", sample)
         return
+    if check.scales is not None:
+        start = sample.first_slot * layout.chunk_rows
+        scales = np.ascontiguousarray(check.scales[start : start + sample.kept, k])
+        digest.update(scales.tobytes())
+        if not (np.isfinite(scales) & (scales > 0)).all():
+            check.say(f"state {state}: a scale isn't a positive number", sample)
     if digest.hexdigest() != sample.xxh3[k]:
         check.say(f"state {state}: xxh3 is {digest.hexdigest()}, the manifest says {sample.xxh3[k]}", sample)
     if bad_rows:
@@ -263,15 +303,10 @@ def _check_columns(check: _Check) -> None:
     columns: dict[str, npt.NDArray[Any]] = {}
     for column, dtype in layout.token_columns.items():
         key = token_key(column, check.manifest.shard)
-        entry = _object(check, key, layout.shard_rows * np.dtype(dtype).itemsize)
-        if entry is None:
+        data = _whole_object(check, key, layout.shard_rows * np.dtype(dtype).itemsize)
+        if data is None:
             return
-        data = check.store.read(key)
-        found = xxhash.xxh3_64_hexdigest(data)
-        if found != entry.xxh3:
-            check.say(f"{key}: xxh3 is {found}, its manifest says {entry.xxh3}")
-        itemsize = np.dtype(dtype).itemsize
-        columns[column] = np.frombuffer(data[: len(data) // itemsize * itemsize], dtype)
+        columns[column] = np.frombuffer(data, dtype)
     prompts = WholePrompts(check.store)
     for sample in check.manifest.samples:
         start = sample.first_slot * layout.chunk_rows

@@ -45,15 +45,16 @@ class CaptureJob:
         watch: tuple[StateStatistics, Alarms] | None = None,
         positions: Sequence[Array] | None = None,
     ) -> None:
-        layout = spec.capture.layout
+        capture = spec.capture
         self.batch = batch
         self.token_ids = token_ids
-        self.looks = {i: SecondLook(layout, len(token_ids[i])) for i in looked}
+        self.looks = {i: SecondLook(capture.layout, len(token_ids[i])) for i in looked}
         self.rids = [
             f"{CAPTURED}{spec.run_id}:{s.row}:{s.attempt}:{serial}{CHECKED if i in self.looks else ''}"
             for i, s in enumerate(batch.samples)
         ]
-        self.join = BatchJoin(batch, layout, token_ids, positions)
+        errors = None if watch is None else watch[0].measured
+        self.join = BatchJoin(batch, capture.stored, token_ids, positions, errors)
         self._watch = watch
         self._next_tokens: dict[int, dict[str, Any]] = {}
         self._sample_of = {rid: i for i, rid in enumerate(self.rids)}

@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from actors.capture.rooms import Errors, room_for
 from actors.messages import Batch, FailureKind, Piece, SampleFailure, SampleOutcome
+from actors.pieces import row_width
 from storage.layout import Layout
 from storage.read_memory import ReadMemory
 
@@ -68,10 +70,11 @@ class BatchJoin:
 
     Args:
         batch: the samples and their segments.
-        layout: geometry of the states.
+        layout: geometry of the states as they are stored.
         token_ids: what is sent, [T] for each sample.
         positions: the tokens whose states are stored, ascending, [R] for each sample; None for all. Rows of other
             tokens must come as well, and are dropped.
+        errors: hears how far states that are stored as 8-bit floats are off.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class BatchJoin:
         layout: Layout,
         token_ids: Sequence[Array],
         positions: Sequence[Array] | None = None,
+        errors: Errors | None = None,
     ) -> None:
         self._batch = batch
         self._layout = layout
@@ -89,7 +93,8 @@ class BatchJoin:
             raise ValueError(f"batch {batch.batch_id}: positions aren't as many as rows are to be stored")
         self._places: list[list[tuple[int, int, Piece]]] = [[] for _ in batch.samples]
         self._missing = [0] * len(batch.segments)
-        self._width = layout.num_states * layout.hidden_size
+        self._errors = errors
+        self._width = row_width(layout)
         # Memory is taken when the first rows of a segment come: a batch that waits its turn holds none.
         self._segments: list[Array | None] = [None] * len(batch.segments)
         for s, pieces in enumerate(batch.segments):
@@ -108,7 +113,7 @@ class BatchJoin:
         Args:
             sample: position in the batch.
             start: token that the first row belongs to.
-            states: K arrays [n, H] of bits, any stride between rows.
+            states: K arrays [n, H] of bits as they were computed, any stride between rows.
             ids: token ids that the engine read for these rows [n].
 
         Returns:
@@ -199,22 +204,22 @@ class BatchJoin:
 
         ``states`` begin at token ``start``.
         """
-        layout = self._layout
-        target = self._memory_of(segment)[base : base + piece.rows * self._width].reshape(
-            layout.num_states, piece.rows, layout.hidden_size
-        )
-        step = max(1, TILE_BYTES // (layout.hidden_size * layout.itemsize))
+        layout = self._layout.computed
+        flat = self._memory_of(segment)[base : base + piece.rows * self._width]
+        room = room_for(flat, self._layout, self._errors)
+        step = max(1, TILE_BYTES // layout.row_bytes)
         for k, source in enumerate(states):
             # The embedding of a padding token may be zero by right.
             zeros_allowed = layout.states[k] == 0
             for a in range(0, len(tokens), step):
                 some = tokens[a : a + step]
                 at = lo + a - piece.start
-                tile = target[k, at : at + len(some)]
+                tile = room.tile(k, at, len(some))
                 _gather(source, some - start, tile)
                 bad = first_bad_row(tile, layout.dtype, zeros_allowed)
                 if bad is not None:
                     return f"state {layout.states[k]}, token {some[bad[0]]} {bad[1]}"
+                room.settle(k, at, tile)
         return None
 
     def _memory_of(self, segment: int) -> Array:

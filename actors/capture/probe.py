@@ -79,7 +79,7 @@ def _speed(session: CaptureSession, spec: EngineSpec, rows: Sequence[npt.NDArray
     if not rows:
         return None
     samples = tuple(SampleRef(i, 1, len(ids), len(ids)) for i, ids in enumerate(rows))
-    batch = Batch("probe", samples, plan_segments([len(ids) for ids in rows], spec.capture.layout))
+    batch = Batch("probe", samples, plan_segments([len(ids) for ids in rows], spec.capture.stored))
     begun_s = time.monotonic()
     record = session.submit(batch, rows).record().result(timeout=spec.load_timeout_s)
     if any(outcome.failure is not None for outcome in record.outcomes):

@@ -79,6 +79,7 @@ class StateStatistics:
         bins = (HIGHEST_EXPONENT - LOWEST_EXPONENT) * BINS_PER_OCTAVE
         self._norms = np.zeros((layout.num_states, bins), dtype=np.int64)
         self._sums = np.zeros((layout.num_states, 2), dtype=np.float64)
+        self._errors = np.zeros((layout.num_states, bins), dtype=np.int64)
         self._bands: list[tuple[int, float, float] | None] = [None] * layout.num_states
         self._lock = threading.Lock()
 
@@ -97,21 +98,31 @@ class StateStatistics:
             squares = np.einsum("ij,ij->i", values, values, dtype=np.float32)
             norms = np.sqrt(squares)
             found += self._outliers(k, norms)
-            bins = np.log2(np.maximum(norms, np.float32(1e-30)))
-            places = ((bins - LOWEST_EXPONENT) * BINS_PER_OCTAVE).astype(np.int64)
-            places = places.clip(0, self._norms.shape[1] - 1)
+            places = self._bins(norms)
             with self._lock:
                 np.add.at(self._norms[k], places, 1)
                 self._sums[k] += float(values.sum()), float(squares.sum(dtype=np.float64))
         return found
 
+    def measured(self, k: int, errors: Array) -> None:
+        """Counts how far some tokens' stored states are from what was computed.
+
+        Args:
+            k: position of the state.
+            errors: |stored - computed| / |computed|, [n].
+        """
+        places = self._bins(errors)
+        with self._lock:
+            np.add.at(self._errors[k], places, 1)
+
     def summary(self) -> dict[str, Mapping[str, Any]]:
         """For each state by name: tokens looked at, mean and standard deviation of values, quantiles of norms.
 
-        ``norm_counts`` is the distribution that the quantiles are of: norm of a bin's middle, and tokens in it.
+        ``norm_counts`` is the distribution that the quantiles are of: norm of a bin's middle, and tokens in it. Where
+        states are stored as 8-bit floats there are also quantiles of `measured`.
         """
         with self._lock:
-            counts, sums = self._norms.copy(), self._sums.copy()
+            counts, sums, errors = self._norms.copy(), self._sums.copy(), self._errors.copy()
         found: dict[str, Mapping[str, Any]] = {}
         for k, state in enumerate(self._layout.states):
             tokens = int(counts[k].sum())
@@ -124,7 +135,16 @@ class StateStatistics:
                     "norm_quantiles": {str(q): _quantile(counts[k], q) for q in QUANTILES},
                     "norm_counts": [[_middle(int(i)), int(counts[k, i])] for i in np.flatnonzero(counts[k])],
                 }
+            if errors[k].any():
+                quantiles = {str(q): _quantile(errors[k], q) for q in QUANTILES}
+                found[str(state)] = {**found[str(state)], "float8_error_quantiles": quantiles}
         return found
+
+    def _bins(self, values: Array) -> Array:
+        """The bin of each of some positive numbers."""
+        exponents = np.log2(np.maximum(values, np.float32(1e-30)))
+        places: Array = ((exponents - LOWEST_EXPONENT) * BINS_PER_OCTAVE).astype(np.int64)
+        return places.clip(0, self._norms.shape[1] - 1)
 
     def _outliers(self, k: int, norms: Array) -> list[Outlier]:
         band = self._band(k)

@@ -127,7 +127,7 @@ class ExportPlan:
     @property
     def state_bytes(self) -> int:
         """Bytes of a token's states."""
-        return len(self.selection.states) * self.dump.layout.row_bytes
+        return len(self.selection.states) * self.dump.layout.computed.row_bytes
 
     @property
     def bytes(self) -> int:
@@ -196,7 +196,7 @@ def plan_export(
             f"--split {options.eval_fraction}: all of the {count} samples fall into the held-out part; give a "
             "smaller share"
         )
-    token_bytes = len(selection.states) * dump.layout.row_bytes
+    token_bytes = len(selection.states) * dump.layout.computed.row_bytes
     parts = [
         part
         for split in (TRAIN, EVAL)

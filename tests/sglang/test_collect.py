@@ -15,6 +15,8 @@ from collect_support import hsdump, run_file, shared_memory
 from torch.utils.data import DataLoader
 
 from storage import DumpDataset, open_dump
+from storage.float8 import EXPECTED_ERROR
+from storage.reference import per_token_error
 
 pytestmark = pytest.mark.slow
 
@@ -111,6 +113,32 @@ def test_a_spawned_data_loader_reads_the_dump(collected):
     tokens = len(item["input_ids"])
     assert item["hidden_states"].shape == (tokens, 5, 576)
     assert item["hidden_states"].dtype == torch.bfloat16
+
+
+def test_less_is_stored_of_the_supervised_tokens_and_it_is_the_same_within_the_format_s_error(
+    collected, tmp_path
+):
+    run, dump, _ = collected
+    small = tmp_path / "small"
+    less = ("--set", "capture.keep=supervised", "--set", "capture.dtype=float8")
+    done = hsdump("collect", run, *less, "--set", f"output={small}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    whole, some = open_dump(str(dump)), open_dump(str(small))
+    assert [s.sample_id for s in some] == [s.sample_id for s in whole]
+    errors = []
+    for sample in some:
+        other = whole[sample.sample_id]
+        assert torch.equal(sample.token_ids, other.token_ids)
+        assert torch.equal(sample.positions, other.loss_mask.nonzero()[:, 0])
+        errors.append(per_token_error(sample.stack(), other.stack()[other.loss_mask]))
+    median = torch.cat(errors).median(dim=0).values
+    assert (median < EXPECTED_ERROR).all()
+    verified = hsdump("verify", small, "--reference", 4)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert verified.stdout.count("4 of 4 good") == 5
+    kept = int(some.places.kept.sum())
+    assert f"states of {kept:,} (keep: supervised) x {5 * (576 + 4):,} bytes" in verified.stdout
+    assert "27: error a token 0.02" in hsdump("inspect", small).stdout
 
 
 def test_collecting_again_does_nothing_and_says_so(collected):

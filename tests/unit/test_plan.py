@@ -201,7 +201,9 @@ def test_a_probe_decides_and_gives_the_speed(folder, capsys, monkeypatch, found:
 
 def test_it_shows_what_storing_fewer_tokens_would_save(folder, capsys):
     _, plan = planned(capsys, "--set", "capture.keep=last:5")
-    every, supervised, last = plan["savings"]
+    every, every_float8, supervised, _, last, _ = plan["savings"]
+    assert (every["dtype"], every_float8["dtype"]) == ("bfloat16", "float8")
+    assert every_float8["bytes_per_token"] == 4 * (64 + 4)
     tokens, lengths = plan["rows"]["tokens"], plan["rows"]["to_collect"]
     assert (every["keep"], every["kept"], every["bytes_per_token"]) == ("all", tokens, 4 * 64 * 2)
     assert supervised["kept"] == round(plan["rows"]["supervised_share"] * tokens)
@@ -210,5 +212,5 @@ def test_it_shows_what_storing_fewer_tokens_would_save(folder, capsys):
     assert plan["size"]["states_bytes"] == last["states_bytes"]
     run_cli(["plan", "run.yaml"])
     out = capsys.readouterr().out
-    assert "all  <- this run" in out
+    assert "float8: in all" in out
     assert "last:512" in out
