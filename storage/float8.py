@@ -3,7 +3,7 @@
 e4m3fn (OCP 8-bit Floating Point Specification, revision 1.0; Micikevicius et al., arXiv:2209.05433) has a sign, four
 exponent bits with bias 7 and three mantissa bits, no infinities, NaN at 0x7f and 0xff, and 448 as its largest value:
 
-    scale = max |x| / 448, or 1 where all of x is 0        code = e4m3fn(x / scale), to nearest, ties to even
+    scale = max |x| / 448, 2**-126 at least        code = e4m3fn(x / scale), to nearest, ties to even
     x is about code * scale
 
 Shape legend: n rows, H hidden size.
@@ -27,7 +27,7 @@ BLOCK_ROWS = 256
 
 
 def largest_error(hidden_size: int) -> float:
-    """Bound of |code * scale - x| / |x| of a token of H elements, each finite.
+    """Bound of |code * scale - x| / |x| of a token of H finite elements, one of them at least 448 * 2**-126.
 
     Each element is off by half a step at most: 2**-4 of itself, or 2**-10 in units of the scale where it is below
     the smallest normal value, and the scale is at most |x| / 448.
@@ -45,8 +45,8 @@ def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         uint8 [n, H], the codes' bits, and float32 [n].
     """
     x = values.float()
-    largest = x.abs().amax(dim=-1)
-    scales = torch.where(largest > 0, largest / LARGEST, torch.ones_like(largest))
+    # At least the smallest normal number: of zeros alone, and of numbers that flushing takes for zeros.
+    scales = (x.abs().amax(dim=-1) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
     codes = (x / scales[:, None]).to(torch.float8_e4m3fn)
     return codes.view(torch.uint8), scales
 

@@ -135,9 +135,9 @@ class StateStatistics:
                     "norm_quantiles": {str(q): _quantile(counts[k], q) for q in QUANTILES},
                     "norm_counts": [[_middle(int(i)), int(counts[k, i])] for i in np.flatnonzero(counts[k])],
                 }
-            if errors[k].any():
-                quantiles = {str(q): _quantile(errors[k], q) for q in QUANTILES}
-                found[str(state)] = {**found[str(state)], "float8_error_quantiles": quantiles}
+                if errors[k].any():
+                    quantiles = {str(q): _quantile(errors[k], q) for q in QUANTILES}
+                    found[str(state)] = {**found[str(state)], "float8_error_quantiles": quantiles}
         return found
 
     def _bins(self, values: Array) -> Array:

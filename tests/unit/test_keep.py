@@ -163,6 +163,15 @@ def test_changed_positions_are_found_by_reader_and_check(tmp_path):
     assert any("positions: xxh3 isn't" in what for what in problems_of(tmp_path))
 
 
+def test_positions_that_the_policy_does_not_take_are_found(tmp_path, monkeypatch):
+    with monkeypatch.context() as at_writing:
+        at_writing.setattr(Keep, "positions", lambda self, mask: np.arange(5, dtype=np.int32))
+        at_writing.setattr("test_keep.kept_tokens", lambda keep, row: np.arange(5))
+        make_kept_dump(tmp_path, "last:5")
+    # Four of five: the row of five tokens is stored whole either way.
+    assert sum("aren't those that keep: last:5 takes" in what for what in problems_of(tmp_path)) == 4
+
+
 def test_other_prompts_than_those_that_were_collected_are_found(tmp_path):
     make_kept_dump(tmp_path / "dump", "supervised")
     make_kept_dump(tmp_path / "other", "last:6")  # the same prompts, and then others:
