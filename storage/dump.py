@@ -14,16 +14,15 @@ from storage.committed import read_places
 from storage.errors import AlreadyExists, CorruptDump, IdentityMismatch, OutputError
 from storage.files import Store
 from storage.identity import Identity
-from storage.layout import (
-    Layout,
-    State,
+from storage.layout import Layout, State
+from storage.manifest import committed_shards
+from storage.table import Account, Outcome, outcome_table, write_table
+from storage.zarr_metadata import (
     group_metadata,
     hidden_array_metadata,
     scales_array_metadata,
     token_array_metadata,
 )
-from storage.manifest import committed_shards
-from storage.table import Account, Outcome, outcome_table, write_table
 
 FORMAT = "hsdump"
 FORMAT_VERSION = 2

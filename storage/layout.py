@@ -1,4 +1,4 @@
-"""Where every byte of a dump is: geometry, the zarr v3 metadata and the shard index. Pure, no I/O.
+"""Where every byte of a dump is: geometry and the shard index. Pure, no I/O.
 
 Shape legend: S shard rows, C inner chunk rows, K states, H hidden size, T a sample's tokens, R those of them whose
 states are stored (= T unless `Keep` says less).
@@ -18,7 +18,7 @@ from typing import Any, Literal
 import google_crc32c
 import numpy as np
 
-from storage.codecs import CODECS, chunk_codecs
+from storage.codecs import CODECS
 from storage.keep import ALL, Keep
 
 State = int | Literal["final", "final_normed"]
@@ -250,78 +250,6 @@ class ShardIndex:
         """The index as it stands at the end of a shard object, crc32c included."""
         body = self._entries.tobytes()
         return body + struct.pack("<I", google_crc32c.value(body))
-
-
-def hidden_array_metadata(layout: Layout, shards: int) -> dict[str, Any]:
-    """``hidden/zarr.json``: unsigned bits [shards * S, K, H], shard (S, K, H), inner chunk (C, 1, H)."""
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [shards * layout.shard_rows, layout.num_states, layout.hidden_size],
-        "data_type": layout.storage_dtype.name,
-        "chunk_grid": {
-            "name": "regular",
-            "configuration": {"chunk_shape": [layout.shard_rows, layout.num_states, layout.hidden_size]},
-        },
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": [
-            {
-                "name": "sharding_indexed",
-                "configuration": {
-                    "chunk_shape": [layout.chunk_rows, 1, layout.hidden_size],
-                    "codecs": chunk_codecs(layout.codec, layout.itemsize),
-                    "index_codecs": [
-                        {"name": "bytes", "configuration": {"endian": "little"}},
-                        {"name": "crc32c"},
-                    ],
-                    "index_location": "end",
-                },
-            }
-        ],
-        "dimension_names": ["token", "state", "hidden"],
-        "attributes": {"element_type": layout.element_type, "states": list(layout.states)},
-    }
-
-
-def token_array_metadata(layout: Layout, column: str, shards: int) -> dict[str, Any]:
-    """``tokens/<column>/zarr.json``: one value a stored token, one chunk a shard, uncompressed."""
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [shards * layout.shard_rows],
-        "data_type": layout.token_columns[column],
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [layout.shard_rows]}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-        "dimension_names": ["token"],
-        "attributes": {},
-    }
-
-
-def scales_array_metadata(layout: Layout, shards: int) -> dict[str, Any]:
-    """``scales/zarr.json``: float32 [shards * S, K], one chunk a shard, uncompressed; of quantised states."""
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [shards * layout.shard_rows, layout.num_states],
-        "data_type": SCALE_TYPE.name,
-        "chunk_grid": {
-            "name": "regular",
-            "configuration": {"chunk_shape": [layout.shard_rows, layout.num_states]},
-        },
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-        "dimension_names": ["token", "state"],
-        "attributes": {"states": list(layout.states)},
-    }
-
-
-def group_metadata(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """``zarr.json`` of a group."""
-    return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
 
 
 def hidden_key(shard: int) -> str:

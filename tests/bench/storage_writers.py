@@ -20,8 +20,9 @@ from storage.aligned import aligned_memory
 from storage.dump import create_dump
 from storage.files import Store
 from storage.identity import Identity
-from storage.layout import Layout, hidden_array_metadata
+from storage.layout import Layout
 from storage.shard import SampleHead, ShardWriter
+from storage.zarr_metadata import hidden_array_metadata
 
 RAW_WRITE_BYTES = 8 << 20
 RAW_DEPTH = 2

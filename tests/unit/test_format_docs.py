@@ -13,8 +13,9 @@ import pytest
 import torch
 from made_dumps import LAYOUT, head_of, make_dump, states_of
 
-from storage.layout import Layout, hidden_array_metadata, token_array_metadata
+from storage.layout import Layout
 from storage.manifest import read_manifest
+from storage.zarr_metadata import hidden_array_metadata, token_array_metadata
 
 # Beside its arrays a dump holds objects of its own, which zarr lists with a warning.
 pytestmark = pytest.mark.filterwarnings("ignore:Object at .* is not recognized:UserWarning")
