@@ -31,6 +31,7 @@ from storage.files import Store
 from storage.float8 import EXPECTED_ERROR, largest_error, quantise, rounded
 from storage.layout import Layout
 from storage.reference import compare, per_token_error
+from storage.removal import remove_dump
 from storage.shard import ShardWriter
 from storage.verify import run_item, work_items
 
@@ -246,3 +247,9 @@ def test_the_reference_allows_for_rounding_and_still_finds_a_neighbouring_layer(
     off = compare(2, rounded(boundaries["1"]), 4, reference, quantised=True)
     assert not off.passed
     assert off.nearest == "1"
+
+
+def test_a_dump_is_removed_with_its_scales(tmp_path):
+    store = Store(make_float8_dump(tmp_path / "dump"))
+    remove_dump(store)
+    assert not list(tmp_path.iterdir())

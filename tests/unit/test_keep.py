@@ -26,6 +26,7 @@ from storage.layout import Layout
 from storage.prompts import PreparedSummary
 from storage.prompts.parts import PREPARED_KEY, PartWriter
 from storage.prompts.spec import PreparedRow
+from storage.removal import remove_dump
 from storage.shard import ShardWriter
 from storage.verify import run_item, work_items
 
@@ -207,3 +208,9 @@ def test_every_export_refuses_it_and_names_the_option(tmp_path, name):
     )
     with pytest.raises(OutputError, match=r"capture\.keep: all"):
         select(open_dump(url).header, FORMATS[name], None)
+
+
+def test_a_dump_is_removed_with_its_positions(tmp_path):
+    store = Store(make_kept_dump(tmp_path / "dump", "last:6"))
+    remove_dump(store)
+    assert not list(tmp_path.iterdir())
