@@ -165,12 +165,12 @@ class Sample:
         if scales is None:
             return (
                 states_tensor(raw, layout)
-                .view(len(ks), -1, layout.hidden_size)[:, : self.kept]
+                .view(len(ks), self._padded_rows, layout.hidden_size)[:, : self.kept]
                 .transpose(0, 1)
             )
         made = read_memory.take(len(ks) * self.kept * layout.computed.row_bytes)
         out = states_tensor(made, layout.computed).view(len(ks), self.kept, layout.hidden_size)
-        codes = torch.from_numpy(raw).view(len(ks), -1, layout.hidden_size)
+        codes = torch.from_numpy(raw).view(len(ks), self._padded_rows, layout.hidden_size)
         for place, k in enumerate(ks):
             dequantise(codes[place, : self.kept], torch.from_numpy(scales[:, k]), out[place])
         return out.transpose(0, 1)
@@ -196,8 +196,18 @@ class Sample:
             raise OutputError(
                 f"{self.store.url} holds {layout.dtype} and no codes; read it with stack() or states()"
             )
-        codes = torch.from_numpy(raw).view(len(ks), -1, layout.hidden_size)[:, : self.kept].transpose(0, 1)
+        codes = (
+            torch.from_numpy(raw)
+            .view(len(ks), self._padded_rows, layout.hidden_size)[:, : self.kept]
+            .transpose(0, 1)
+        )
         return codes, torch.from_numpy(scales[:, ks])
+
+    @property
+    def _padded_rows(self) -> int:
+        """Rows of a state as they are stored: whole inner chunks."""
+        layout = self.header.layout
+        return layout.slots(self.kept) * layout.chunk_rows
 
     def _indices(self, states: Sequence[State] | None) -> list[int]:
         """Positions along K."""
