@@ -15,13 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 from numpy.typing import NDArray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.capture import flags
 from actors.capture.boundary import BoundaryRow, boundary_table
-from actors.capture.probe import Probe, probe
 from cluster.admission import Admission, Needs
 from cluster.collect import refuse_foreign
 from cluster.config import RunConfig, load_run
@@ -43,6 +40,7 @@ from cluster.machine import gpu_bytes, this_machine
 from cluster.output import open_output
 from cluster.placement import Node, gpus_per_engine, place_engines, read_nodes
 from cluster.preview import Stretch, load_tokenizer, stretches
+from cluster.probing import not_probed, probe_on
 from cluster.run import Run, resolve
 from cluster.savings import Saving, forecast_savings
 from cluster.serving import serving_ids
@@ -177,6 +175,8 @@ def make_plan(
                     tokens_per_s = _probe(plan, run, prepared, places[0], tokens_per_s)
             if plan.size is not None and tokens_per_s and places:
                 plan.time = forecast_time(plan.size, len(places), tokens_per_s)
+    if start_engine and not plan.probe:
+        plan.probe = (not_probed(config.engine.kind),)
     return plan
 
 
@@ -188,15 +188,8 @@ def _probe(
     chosen = prepared.chosen(PROBE_TOKENS)
     rows = [prepared.table.load(row).token_ids for row in chosen]
     layout = run.layout(prepared.table.summary.longest_tokens)
-    spec = replace(engine_spec(run, layout, gpus, "", tempfile.mkdtemp(prefix="hsdump-probe-")), name="probe")
-    if ray.is_initialized():
-        where = NodeAffinitySchedulingStrategy(node_id, soft=False)
-        task = ray.remote(probe).options(
-            name="probe", num_gpus=gpus, num_cpus=0 if gpus else 1, scheduling_strategy=where
-        )
-        found: Probe = ray.get(task.remote(spec, rows))
-    else:
-        found = probe(spec, rows)
+    spec = replace(engine_spec(run, layout, gpus, "", ""), name="probe")
+    found = probe_on(node_id, spec, rows)
     plan.probe = found.lines
     if found.error is not None:
         raise found.error

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from actors.capture.flags import FORCED_ON
-from cluster.forecast import EnginesForecast, MemoryForecast, RowsForecast, SizeForecast, TimeForecast
+from cluster.forecast import EnginesForecast, MemoryForecast, RowsForecast, SizeForecast
 from cluster.plan import Plan
 from cluster.preview import coloured
 from cluster.report import duration, size
@@ -63,7 +63,7 @@ def print_plan(plan: Plan, as_json: bool) -> None:
         console.print(f"\nsample {escape(sample_id)}, [bold green]supervised tokens in green[/]:")
         console.print(coloured(pieces, _PREVIEW_CHARACTERS))
     if plan.probe:
-        console.print("\nan engine was started and ended:")
+        console.print("\nprobe:")
         for line in plan.probe:
             console.print(f"  {line}", markup=False)
     console.print()
@@ -102,7 +102,7 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
         yield from _engine_lines(plan.engines)
     if plan.memory is not None:
         yield from _memory_lines(plan.memory, plan.engines.gpus_per_engine if plan.engines else 0)
-    yield "time", _time(plan.time)
+    yield "time", _time(plan)
 
 
 def _row_lines(rows: RowsForecast) -> Iterator[tuple[str, str]]:
@@ -168,7 +168,10 @@ def _memory_lines(m: MemoryForecast, gpus: int) -> Iterator[tuple[str, str]]:
     )
 
 
-def _time(time: TimeForecast | None) -> str:
+def _time(plan: Plan) -> str:
+    time = plan.time
+    if time is None and plan.probe:
+        return "not known: no engine's speed was measured"
     if time is None:
         return "not known: --speed TOKENS/S says what one engine does, --probe starts one and measures"
     return (

@@ -13,7 +13,7 @@ import os
 import resource
 import signal
 import subprocess
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from actors.capture import adapter
@@ -40,10 +40,7 @@ class EngineProcess:
 
     def __init__(self, arguments: Mapping[str, Any], function: SchedulerFunction, hook: HookSpec) -> None:
         self._others = descendants()
-        handlers, level = logging.root.handlers[:], logging.root.level
-        # SGLang would log as much here as in its children's files, and replaces the root's handlers.
-        logging.getLogger("sglang").setLevel(logging.WARNING)
-        try:
+        with _own_logging():
             from sglang.srt.entrypoints.engine import Engine
 
             functions = {
@@ -51,8 +48,6 @@ class EngineProcess:
                 "run_detokenizer_process_func": staticmethod(functools.partial(run_detokenizer, os.getpid())),
             }
             self.engine: Any = type("CaptureEngine", (Engine,), functions)(**arguments)
-        finally:
-            logging.root.handlers[:], logging.root.level = handlers, level
         # Its own exit handler would end every child of this process, other people's too.
         atexit.unregister(self.engine.shutdown)
         self._children = [p for p in multiprocessing.active_children() if p.pid not in self._others]
@@ -98,6 +93,24 @@ class EngineProcess:
         if watchdog is not None:
             watchdog.stop()
         end_processes(self._others)
+
+
+@contextlib.contextmanager
+def _own_logging() -> Iterator[None]:
+    """Keeps the root logger as it is while SGLang starts, which replaces its handlers by one on standard error.
+
+    SGLang's warnings go where this process's log goes; it would log as much here as in its children's files.
+    """
+    handlers, level = logging.root.handlers[:], logging.root.level
+    theirs = logging.getLogger("sglang")
+    theirs.setLevel(logging.WARNING)
+    theirs.handlers[:], theirs.propagate = handlers or [logging.NullHandler()], False
+    try:
+        yield
+    finally:
+        logging.root.handlers[:], logging.root.level = handlers, level
+        theirs.handlers.clear()
+        theirs.propagate = True
 
 
 def open_sockets() -> list[Any]:

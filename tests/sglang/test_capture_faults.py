@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import time
 from pathlib import Path
 
 import capture_faults
 import pytest
 import tiny_models
-from capture_support import Reference, engine_spec, running
+from capture_support import Reference, engine_spec, import_few_models, random_ids, running
 from conformance import P99_DENSE, measure
 
+from actors.capture.probe import probe
 from storage.errors import EngineDead, ModelError, ProofFailed, ResourceError
 
 pytestmark = pytest.mark.slow
@@ -30,16 +33,22 @@ def test_a_collector_that_is_one_layer_off_is_noticed_and_not_used(llama: Path, 
         assert not [e.wrong(P99_DENSE) for e in measure(session, Reference(llama)) if e.wrong(P99_DENSE)]
 
 
-def test_where_every_place_is_one_layer_off_nothing_starts_and_identity_alone_notices(
-    llama: Path, tmp_path: Path
+def test_where_every_place_is_one_layer_off_a_probe_says_no_go_and_identity_alone_notices(
+    llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with (
-        pytest.raises(ProofFailed, match=r"identity of 2: median .*identity of 4: median") as failed,
-        running(engine_spec(llama, [2, 4], tmp_path), capture_faults.every_place_one_layer_off),
-    ):
-        pass
-    assert "taken once" not in str(failed.value)
-    assert "outputs" not in str(failed.value)
+    import_few_models()
+    rows = random_ids([20], seed=1)
+    found = probe(engine_spec(llama, [2, 4], tmp_path), rows, capture_faults.every_place_one_layer_off)
+    assert not found.go
+    assert isinstance(found.error, ProofFailed)
+    assert re.search(r"identity of 2: median .*identity of 4: median", found.lines[0])
+    assert "taken once" not in found.lines[0]
+    assert "outputs" not in found.lines[0]
+    logs = re.search(r"no-go after \d+ s; the logs are in (\S+) on", found.lines[1])
+    assert logs is not None
+    assert "Load weight end" in Path(logs[1], "engine-0-dp0-tp0.log").read_text()
+    shutil.rmtree(logs[1])
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_models_own_flag_breaks_the_wrappers_contract(llama: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -139,6 +140,25 @@ def test_less_is_stored_of_the_supervised_tokens_and_it_is_the_same_within_the_f
     kept = int(some.places.kept.sum())
     assert f"states of {kept:,} (keep: supervised) x {5 * (576 + 4):,} bytes" in verified.stdout
     assert "27: error a token 0.02" in hsdump("inspect", small).stdout
+
+
+def test_a_plan_with_a_probe_starts_an_engine_proves_it_and_measures_it(collected, tmp_path):
+    run, dump, _ = collected
+    before = {p: p.stat().st_mtime_ns for p in dump.rglob("*")}
+    done = hsdump("plan", run, "--probe", "--json", "--set", f"output={tmp_path / 'dump'}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["ok"]
+    assert len(plan["probe"]) == 6
+    assert plan["probe"][0].startswith("capture: probe runs LlamaForCausalLM on SGLang")
+    assert " 0 failed, 0 not provable here" in plan["probe"][4]
+    assert re.fullmatch(r"go: ready after \d+ s; samples of up to \d+ tokens", plan["probe"][5])
+    assert plan["time"]["seconds"] == pytest.approx(plan["rows"]["tokens"] / plan["time"]["tokens_per_s"])
+    assert done.stderr.splitlines() == [
+        "starting an engine to prove its capture: a minute, longer for a large model"
+    ]
+    assert list(tmp_path.iterdir()) == []
+    assert {p: p.stat().st_mtime_ns for p in dump.rglob("*")} == before
 
 
 def test_collecting_again_does_nothing_and_says_so(collected):

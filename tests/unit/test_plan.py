@@ -184,7 +184,7 @@ def test_a_model_that_no_gpu_holds_is_refused(folder):
 def test_a_probe_decides_and_gives_the_speed(folder, capsys, monkeypatch, found: Probe, code: int):
     monkeypatch.setattr("actors.capture.flags.installed_fields", lambda: ("disable_radix_cache", "tp_size"))
     given = []
-    monkeypatch.setattr("cluster.plan.probe", lambda spec, rows: given.append((spec, rows)) or found)
+    monkeypatch.setattr("cluster.probing.probe", lambda spec, rows: given.append((spec, rows)) or found)
     got, plan = planned(capsys, "--probe", "--set", "engine.kind=sglang")
     assert got == code
     assert plan["flags"] == {"disable_radix_cache": True, "tp_size": 1}
