@@ -35,6 +35,7 @@ from actors.capture.leftovers import unname_progress_lock
 from actors.capture.model_info import check_same_model, read_model_info
 from actors.capture.proof import PROBE_TOKENS, report_lines
 from actors.capture.prove import prove
+from actors.capture.stand_in import SecondProof
 from actors.messages import EngineSpec
 from actors.models import local_model
 from storage.errors import EngineDead, HsdumpError, ProofFailed
@@ -68,14 +69,20 @@ class EngineHost:
         spec: how to start it.
         scheduler_function: what every scheduler process runs.
         on_dead: called once, from any thread, when a started engine is gone.
+        second_proof: what is done about states that the identity check can't prove; it may block.
     """
 
     def __init__(
-        self, spec: EngineSpec, scheduler_function: SchedulerFunction, on_dead: Callable[[HsdumpError], None]
+        self,
+        spec: EngineSpec,
+        scheduler_function: SchedulerFunction,
+        on_dead: Callable[[HsdumpError], None],
+        second_proof: SecondProof,
     ) -> None:
         self.spec = spec
         self._function = scheduler_function
         self._on_dead = on_dead
+        self._second_proof = second_proof
         self._started: Future[SessionInfo] = Future()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"{spec.name}-sglang", daemon=True)
@@ -220,6 +227,7 @@ class EngineHost:
         assert self._intake is not None
         length = min(PROBE_TOKENS, self.max_tokens, flags.chunk_tokens(self.spec))
         report = await prove(self._engine, self._intake, self.spec, self._model, length)
+        report = await asyncio.to_thread(self._second_proof, self.spec, self._function, report)
         report["memory"] = memory = flags.capture_memory(self.spec)
         gib = {name: round(size / 2**30, 2) for name, size in memory.items()}
         for line in (*report_lines(report), f"capture takes at most {gib} GiB on each replica"):

@@ -175,7 +175,8 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
         f"{where.get('hooked')} in {len(processes)} scheduler process(es), pid {pids}",
         f"states: {', '.join(map(str, report['states']))}; {_sources(where)}",
         "identity: "
-        + ("; ".join(f"{c['check'][12:]} {_short(c)}" for c in identity) or "nothing to compare"),
+        + ("; ".join(f"{c['check'][12:]} {_short(c)}" for c in identity) or "nothing to compare")
+        + _stand_in(checks),
         "outputs: " + "; ".join(f"{c['check']}: {c['status']}" for c in outputs),
         f"proof: {count[PASSED]} checks passed, {count[FAILED]} failed, {count[UNPROVABLE]} not provable here"
         + (f" ({rest}: verify some samples, hsdump verify DUMP --reference 4)" if rest else "")
@@ -192,6 +193,15 @@ def _sources(where: Mapping[str, Any]) -> str:
         why = f" ({where['why_at_layers']})" if where["why_at_layers"] else ""
         said.append(f"{where['read_at_layers']} at {', '.join(where['places'])} of their layers{why}")
     return "; ".join(said) or "no boundaries below N"
+
+
+def _stand_in(checks: Sequence[Check]) -> str:
+    """What a small random model showed in place of the identity check."""
+    found = [c for c in checks if c["check"].startswith("stand-in")]
+    said = "; ".join(f"{c['check'][12:]} {_short(c)}" for c in found)
+    return (
+        f"; in place of that, a small random model of this class against Hugging Face: {said}" if said else ""
+    )
 
 
 def _short(c: Check) -> str:

@@ -18,6 +18,7 @@ from actors.capture.host import EngineHost, SessionInfo
 from actors.capture.intake import Array
 from actors.capture.job import CaptureJob
 from actors.capture.second_look import LOOK_EVERY
+from actors.capture.stand_in import SecondProof, prove_by_stand_in
 from actors.capture.statistics import Alarms, StateStatistics
 from actors.messages import Batch, EngineSpec
 from storage.errors import EngineDead, HsdumpError
@@ -30,6 +31,7 @@ class CaptureSession:
         spec: how to start it.
         scheduler_function: what every scheduler process runs.
         look_every: one of so many samples is captured twice and its next token judged.
+        second_proof: what is done about states that the identity check can't prove.
     """
 
     def __init__(
@@ -37,9 +39,10 @@ class CaptureSession:
         spec: EngineSpec,
         scheduler_function: SchedulerFunction = run_scheduler_with_hook,
         look_every: int = LOOK_EVERY,
+        second_proof: SecondProof = prove_by_stand_in,
     ) -> None:
         self._spec = spec
-        self._host = EngineHost(spec, scheduler_function, self._break_off)
+        self._host = EngineHost(spec, scheduler_function, self._break_off, second_proof)
         self._look_every = look_every
         self.statistics = StateStatistics(spec.capture.layout)
         self.alarms = Alarms(spec.capture.layout)

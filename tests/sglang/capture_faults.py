@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from actors.capture import identity
 from actors.capture.captured import CapturedModel
 from actors.capture.collector import CONTRACT_FLAG, Collector
 from actors.capture.hook import HookSpec, run_scheduler_with_hook
@@ -44,3 +45,15 @@ def models_own_flag(spec: HookSpec, *args: Any, **kwargs: Any) -> None:
 
     CapturedModel.__init__ = with_flag
     run_scheduler_with_hook(spec, *args, **kwargs)
+
+
+def unwatchable(spec: HookSpec, *args: Any, **kwargs: Any) -> None:
+    """A family whose input norms the identity check doesn't find; nothing else is wrong."""
+    identity.input_norm = lambda layer: None
+    run_scheduler_with_hook(spec, *args, **kwargs)
+
+
+def unwatchable_and_one_layer_off(spec: HookSpec, *args: Any, **kwargs: Any) -> None:
+    """The same with a collector that is one off, which the identity check would have noticed."""
+    identity.input_norm = lambda layer: None
+    one_layer_off(spec, *args, **kwargs)
