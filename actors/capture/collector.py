@@ -86,12 +86,15 @@ class Collector:
     def restore_contract(self) -> None:
         """Puts the flag back that would change what the wrapper expects of the inner model."""
         for module in self._chain:
-            if getattr(module, CONTRACT_FLAG, False):
+            if vars(module).get(CONTRACT_FLAG, False):
                 setattr(module, CONTRACT_FLAG, False)
 
     def contract_kept(self) -> bool:
-        """Whether no module of the model has `CONTRACT_FLAG` set."""
-        return not any(getattr(module, CONTRACT_FLAG, False) for module in self._chain)
+        """Whether no module of the model has `CONTRACT_FLAG` set.
+
+        Where it is a property (LFM2), it follows from the list, and the wrapper goes by what the inner model returns.
+        """
+        return not any(vars(module).get(CONTRACT_FLAG, False) for module in self._chain)
 
     def consulted(self) -> tuple[int, ...]:
         """Boundaries that the decoder loop collects: entries of its list or layers that carry the flag.

@@ -18,7 +18,7 @@ from actors.capture import adapter
 from actors.capture.residual import ResidualTap
 from storage.errors import CaptureRefused
 
-INPUT_NORMS = ("input_layernorm", "attention_norm", "ln_1", "norm1", "operator_norm")
+INPUT_NORMS = ("input_layernorm", "attention_norm", "attention_layernorm", "ln_1", "norm1", "operator_norm")
 
 
 def input_norm(layer: Any) -> Any:

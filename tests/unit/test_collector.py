@@ -64,6 +64,21 @@ class Flagging(Plain):
             self.model.layers[i + 1]._is_layer_to_capture = True
 
 
+class Following(nn.Module):
+    """As LFM2: the flag follows from the list and can't be set; the wrapper goes by what it is given."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.model = inner
+
+    @property
+    def capture_aux_hidden_states(self):
+        return bool(self.model.layers_to_capture)
+
+    def set_dflash_layers_to_capture(self, ids):
+        self.model.layers_to_capture = [i + 1 for i in ids]
+
+
 class Multimodal(nn.Module):
     def __init__(self, language_model):
         super().__init__()
@@ -82,6 +97,14 @@ def test_the_loop_collects_the_boundaries_whatever_the_setter_does_to_ids(wrappe
     assert model.model.forward() == list(boundaries)
     assert collector.consulted() == boundaries
     assert model.capture_aux_hidden_states is False
+    assert collector.contract_kept()
+
+
+def test_a_flag_that_follows_from_the_list_is_left_alone():
+    model = Following(ListModel())
+    collector = Collector(model)
+    collector.switch_on([2, 4])
+    assert model.model.forward() == [2, 4]
     assert collector.contract_kept()
 
 
