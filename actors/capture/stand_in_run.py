@@ -141,7 +141,7 @@ def _captured(
     layout = spec.capture.layout
     try:
         report = session.start().result().capture_report
-        samples = tuple(SampleRef(i, 1, len(ids)) for i, ids in enumerate(prompts))
+        samples = tuple(SampleRef(i, 1, len(ids), len(ids)) for i, ids in enumerate(prompts))
         batch = Batch("stand-in", samples, plan_segments([len(ids) for ids in prompts], layout))
         job = session.submit(batch, prompts)
         record = job.record().result(ANSWER_S)
@@ -158,7 +158,7 @@ def _captured(
         for piece in pieces:
             shape = (layout.num_states, piece.rows, layout.hidden_size)
             size = int(np.prod(shape))
-            first = int(starts[piece.sample]) + piece.token_start
+            first = int(starts[piece.sample]) + piece.start
             found[:, first : first + piece.rows] = to_float(flat[at : at + size].reshape(shape), layout.dtype)
             at += size
     return report["processes"][0], found
