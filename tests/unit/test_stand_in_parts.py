@@ -98,7 +98,7 @@ def test_where_there_can_be_no_small_model_it_says_why_and_what_to_do(
 
 def result(median: float, ratio: float, passed: bool) -> StateResult:
     nearest = "2" if ratio > 1 else "3"
-    return StateResult(2, ErrorSummary(median, median, median, 0.0), {}, nearest, ratio, passed)
+    return StateResult(2, ErrorSummary(median, median, median, 0.0), {}, nearest, ratio, 0.02, passed)
 
 
 GOOD, ENGINE_WRONG = result(0.006, 90.0, True), result(0.3, 2.0, False)
