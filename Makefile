@@ -97,9 +97,11 @@ bench-reference: install
 bench-gpu: install
 	$(BIN)/python tests/bench/bench_gpu.py $(if $(DIR),--dir $(DIR)) $(ARGS)
 
-# Every family against Hugging Face on this machine, and docs/models.md from what all machines measured.
+# Every family against Hugging Face on this machine, and docs/models.md from what all machines measured; or some of them:
+# make models FAMILY='mistral or llama-float16'
+FAMILY_OPTION = $(if $(FAMILY),-k '$(FAMILY)')
 models: install
-	$(PYTEST) tests/sglang/test_capture_conformance.py --models-results bench/results/models-cpu.json
+	$(PYTEST) tests/sglang/test_capture_conformance.py $(FAMILY_OPTION) --models-results bench/results/models-cpu.json
 	$(MAKE) models-table
 
 models-table: install
@@ -108,7 +110,7 @@ models-table: install
 # The oldest supported SGLang before the installed one on the path, with the transformers that it pins.
 test-oldest: install
 	$(BIN)/pip install --quiet --no-deps --target .cache/oldest sglang==0.5.17 transformers==5.12.1 tokenizers==0.22.2
-	PYTHONPATH=.cache/oldest $(PYTEST) tests/sglang/test_capture_conformance.py \
+	PYTHONPATH=$(CURDIR)/.cache/oldest $(PYTEST) tests/sglang/test_capture_conformance.py $(FAMILY_OPTION) \
 	    --models-results bench/results/models-oldest.json
 
 clean:
