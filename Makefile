@@ -112,6 +112,7 @@ test-oldest: install
 	$(BIN)/pip install --quiet --no-deps --target .cache/oldest sglang==0.5.17 transformers==5.12.1 tokenizers==0.22.2
 	PYTHONPATH=$(CURDIR)/.cache/oldest $(PYTEST) tests/sglang/test_capture_conformance.py $(FAMILY_OPTION) \
 	    --models-results bench/results/models-oldest.json
+	$(MAKE) models-table
 
 clean:
 	rm -rf $(VENV) .models dump-demo build dist *.egg-info

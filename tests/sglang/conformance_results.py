@@ -32,7 +32,8 @@ mixtures of experts, where a router that tips the other way moves single tokens.
 
 *Boundaries from* says where they are taken: at the model's own collector, or at the layers' inputs (boundary 0 always
 is). Nobody keeps a list for that: the proof at each start finds it out ([ADR 7](adr/0007-what-the-proof-sees.md)).
-A family that isn't here is accepted if that proof passes for it; so is another version of SGLang, with a warning.
+A family that isn't here is accepted if that proof passes for it; so is another version of SGLang, with a warning. LFM2
+and EXAONE-4 can't be tried on the CPU: their kernels need a GPU.
 
 Gemma-2 and GPT-OSS are tried on GPUs only, since their attention (soft caps, sinks) needs a GPU backend; so are
 tensor-parallel and data-parallel engines. Those tables come from `tests/gpu/run_conformance.py`. Quantised weights give
