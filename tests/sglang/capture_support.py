@@ -65,6 +65,7 @@ def engine_spec(
 
 
 NEEDED_MODULES = (
+    "apertus",
     "llama",
     "mistral",
     "phi3",

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 N = tiny_models.LAYERS
 FAMILIES = (
     "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gemma3", "deepseek_v2",
-    "deepseek_v3", "kimi_k25",
+    "deepseek_v3", "kimi_k25", "apertus",
 )  # fmt: skip
 CASES = {family: Case(family) for family in FAMILIES} | {
     "llama-chunk-64": Case("llama", chunk=64, boundaries=(2, 4, 7)),
@@ -23,6 +23,7 @@ CASES = {family: Case(family) for family in FAMILIES} | {
     "llama-float32": Case("llama", dtype="float32", chunk=2048, boundaries=(2, 4, 7)),
 }
 CLASSES = {
+    "apertus": "ApertusForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "phi3": "Phi3ForCausalLM",

@@ -67,6 +67,8 @@ def config_of(family: str) -> Any:
         return hf.Qwen3Config(**COMMON, **HEADS)
     if family == "mistral":
         return hf.MistralConfig(**COMMON, **HEADS, sliding_window=None)
+    if family == "apertus":
+        return hf.ApertusConfig(**COMMON, num_attention_heads=4, num_key_value_heads=2, **SPECIAL)
     if family == "phi3":
         heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
         return hf.Phi3Config(**COMMON, **heads, **SPECIAL)
