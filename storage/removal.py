@@ -12,6 +12,8 @@ from storage.files import Store
 from storage.layout import ALL_TOKEN_COLUMNS, hidden_key, scales_key, token_key
 from storage.lease import LEASE_FOLDER
 from storage.localdisk import TEMPORARIES
+from storage.prompts.answers import ANSWERS_FOLDER
+from storage.prompts.parts import ASKED
 
 _FOLDERS = (
     "",
@@ -20,6 +22,8 @@ _FOLDERS = (
     "tokens",
     *(f"tokens/{column}" for column in ALL_TOKEN_COLUMNS),
     "prompts",
+    ASKED,
+    ANSWERS_FOLDER,
     "claims",
     "manifest",
     LEASE_FOLDER,

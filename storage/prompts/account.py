@@ -96,13 +96,13 @@ class Tally:
             self._template_failures += 1
             self._template_example = self._template_example or f"row {result.source_row}: {failed[0].reason}"
 
-    def collect(self, tokens: int, supervised: int) -> None:
-        """One more prepared row that is to be collected."""
+    def collect(self, tokens: int, supervised: int, at_most: int = 0) -> None:
+        """One more prepared row that is to be collected; ``at_most`` tokens long with its answer."""
         self.rows += 1
         self.to_collect += 1
         self.tokens += tokens
         self.supervised_tokens += supervised
-        self.longest_tokens = max(self.longest_tokens, tokens)
+        self.longest_tokens = max(self.longest_tokens, tokens, at_most)
 
     def skip(self, kind: str, reason: str, source_row: int) -> None:
         """One more prepared row that is skipped."""

@@ -176,9 +176,36 @@ class ChatTokenizer:
                 return end if after.strip() else position + 1
         return end
 
-    def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
-        """Text of token ids, special tokens included."""
-        return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=False))
+    def decode(self, token_ids: npt.NDArray[np.int32], special: bool = True) -> str:
+        """Text of token ids, special tokens included unless told otherwise."""
+        return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=not special))
+
+    def stop_ids(self, stop: Sequence[str | int]) -> tuple[int, ...]:
+        """Token ids that end an answer, ascending: EOS, what the template puts after an answer, and ``stop``.
+
+        Raises:
+            PromptError: a text of ``stop`` isn't exactly one token.
+        """
+        found = {self._tokenizer.eos_token_id, self._end_of_answer()} - {None}
+        for one in stop:
+            ids = [one] if isinstance(one, int) else self.encode(one).token_ids.tolist()
+            if len(ids) != 1:
+                raise PromptError(
+                    f"generate.stop: {one!r} is {len(ids)} tokens ({ids}) here, and engines look at token ids only; "
+                    "give a text that is one token, such as the template's end of turn, or a token id"
+                )
+            found.add(ids[0])
+        return tuple(sorted(int(i) for i in found if i is not None))
+
+    def _end_of_answer(self) -> int | None:
+        """The special token with which the template ends an answer, None where it has none."""
+        messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
+        try:
+            text = self.render(messages, Conversation(tuple(messages)), generation_prompt=False)
+        except RowRejected:
+            return None
+        after = self.encode(text.rpartition("answer")[2]).token_ids
+        return int(after[0]) if after.size and int(after[0]) in self._special_ids else None
 
     def _count_by_offsets(self, encoding: Encoding, prefix: str) -> int | None:
         """As `tokens_before`, but tokenises only what follows the last special token; None: can't tell.

@@ -101,13 +101,49 @@ def _turns(
 ) -> Tokenised:
     if chat.has_generation_tags:
         return _by_generation_tags(chat, conversation, messages, turns, policy)
-    if turns[0] == 0:
-        raise RowRejected("mask", "it starts with an assistant turn, so nothing shows where that begins")
+    require_opening(turns)
     text = chat.render(messages, conversation, generation_prompt=False)
     final = len(messages) - 1
     if list(turns) == [final]:
         text = _as_generated(chat, conversation, messages, text)
     encoding = chat.encode(text)
+    return Tokenised(
+        None, encoding.token_ids, turn_mask(chat, conversation, messages, encoding, turns, policy)
+    )
+
+
+def require_opening(turns: Sequence[int]) -> None:
+    """Refuses a conversation whose first message is among the assistant turns ``turns``.
+
+    Raises:
+        RowRejected: it is.
+    """
+    if turns[0] == 0:
+        raise RowRejected("mask", "it starts with an assistant turn, so nothing shows where that begins")
+
+
+def turn_mask(
+    chat: ChatTokenizer,
+    conversation: Conversation,
+    messages: Sequence[Message],
+    encoding: Encoding,
+    turns: Sequence[int],
+    policy: MaskPolicy,
+) -> Mask:
+    """1 for the tokens of some assistant turns in a rendering of ``messages``; uint8 [T].
+
+    Args:
+        chat: the template.
+        conversation: what ``messages`` are a head of.
+        messages: as they were rendered, with or without a generation prompt after them.
+        encoding: of that rendering.
+        turns: indices of the messages.
+        policy: for the remedy in an error.
+
+    Raises:
+        RowRejected: the rendering doesn't show where a turn begins or ends.
+    """
+    final = len(messages) - 1
     mask = np.zeros(encoding.token_ids.size, dtype=np.uint8)
     for turn in turns:
         before = chat.render(messages[:turn], conversation, generation_prompt=True)
@@ -117,7 +153,7 @@ def _turns(
             through = chat.render(messages[: turn + 1], conversation, generation_prompt=False)
             end = _token_edge(chat, encoding, through, f"through message {turn}", policy)
         mask[start : chat.end_of_turn(encoding.token_ids, start, end)] = 1
-    return Tokenised(None, encoding.token_ids, mask)
+    return mask
 
 
 def _as_generated(

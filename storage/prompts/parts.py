@@ -19,6 +19,8 @@ from storage.prompts.spec import PartInfo, PreparedRow, PreparedSummary
 
 FOLDER = "prompts"
 PREPARED_KEY = f"{FOLDER}/_prepared.json"
+ASKED = f"{FOLDER}/asked"
+"""Where rows wait that the model answers itself: the same table, before the answers."""
 
 _GROUP_TOKENS = 131_072
 _GROUP_ROWS = 4_096
@@ -40,13 +42,33 @@ SCHEMA = pa.schema(
 """One row a sample. ``tokens`` and ``supervised``, those with loss mask 1, are 0 and the lists are empty where
 ``skip_reason`` isn't null; ``turn`` is set
 under ``split_turns`` only."""
+QUESTIONS = pa.schema([*SCHEMA, ("max_new_tokens", pa.int32()), ("seed", pa.int64())])
+"""Of ``prompts/asked``. Both columns are null in a row that isn't to be answered."""
+ANSWERS = pa.schema(
+    [
+        *SCHEMA,
+        ("answer_start", pa.int32()),
+        ("finish_reason", pa.string()),
+        ("seed", pa.int64()),
+        ("answer", pa.string()),
+    ]
+)
+"""Of ``prompts`` where the model answered rows. The columns are null in a row that it didn't answer."""
 
 
 class PartWriter:
-    """Writes prepared rows in order, as ``prompts/part-00000.parquet`` and so on."""
+    """Writes prepared rows in order, as ``prompts/part-00000.parquet`` and so on.
 
-    def __init__(self, store: Store) -> None:
+    Args:
+        store: the dump.
+        folder: `FOLDER` or `ASKED`.
+        schema: of the rows.
+    """
+
+    def __init__(self, store: Store, folder: str = FOLDER, schema: pa.Schema = SCHEMA) -> None:
         self._store = store
+        self._folder = folder
+        self._schema = schema
         self._parts: list[PartInfo] = []
         self._rows: list[tuple[PreparedRow, int | None]] = []
         self._tokens = 0
@@ -78,8 +100,10 @@ class PartWriter:
         if self._writer is None:
             self._buffer = pa.BufferOutputStream()
             # Token ids hardly repeat enough for a dictionary to pay.
-            self._writer = pq.ParquetWriter(self._buffer, SCHEMA, compression="zstd", use_dictionary=False)
-        self._writer.write_table(_group_table(self._rows), row_group_size=_GROUP_ROWS)
+            self._writer = pq.ParquetWriter(
+                self._buffer, self._schema, compression="zstd", use_dictionary=False
+            )
+        self._writer.write_table(_group_table(self._rows, self._schema), row_group_size=_GROUP_ROWS)
         self._part_rows += len(self._rows)
         self._rows, self._tokens = [], 0
         if self._buffer.tell() >= _PART_BYTES:
@@ -88,35 +112,46 @@ class PartWriter:
     def _flush_part(self) -> None:
         self._writer.close()
         data = self._buffer.getvalue().to_pybytes()
-        key = f"{FOLDER}/part-{len(self._parts):05d}.parquet"
+        key = f"{self._folder}/part-{len(self._parts):05d}.parquet"
         self._store.replace(key, data)
         self._parts.append(PartInfo(key, self._part_rows, len(data)))
         self._buffer, self._writer, self._part_rows = None, None, 0
 
 
-def read_prepared(store: Store) -> PreparedSummary | None:
+def prepared_key(folder: str = FOLDER) -> str:
+    """The object that is written last, and whose presence makes a folder's table complete."""
+    return f"{folder}/_prepared.json"
+
+
+def read_prepared(store: Store, folder: str = FOLDER) -> PreparedSummary | None:
     """The summary of a complete preparation; None when there is none.
 
+    Args:
+        store: the dump.
+        folder: `FOLDER` or `ASKED`.
+
     Raises:
-        CorruptDump: ``prompts/_prepared.json`` isn't what `prepare` writes.
+        CorruptDump: its ``_prepared.json`` isn't what `prepare` writes.
     """
+    key = prepared_key(folder)
     try:
-        data = store.read(PREPARED_KEY)
+        data = store.read(key)
     except FileNotFoundError:
         return None
     try:
         return PreparedSummary.from_json(json.loads(data))
     except (ValueError, TypeError, KeyError) as exc:
         raise CorruptDump(
-            f"{store.url}/{PREPARED_KEY} isn't a preparation's summary ({type(exc).__name__}: {exc}); "
+            f"{store.url}/{key} isn't a preparation's summary ({type(exc).__name__}: {exc}); "
             "restore it from a copy, or collect into another folder"
         ) from exc
 
 
-def _group_table(rows: list[tuple[PreparedRow, int | None]]) -> Any:
+def _group_table(rows: list[tuple[PreparedRow, int | None]], schema: pa.Schema) -> Any:
     prepared = [row for row, _ in rows]
     lengths = [row.token_ids.size for row in prepared]
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    more = {name: [getattr(r.more, name, None) for r in prepared] for name in schema.names[len(SCHEMA) :]}
     return pa.table(
         {
             "row": [row.row for row in prepared],
@@ -132,6 +167,7 @@ def _group_table(rows: list[tuple[PreparedRow, int | None]]) -> Any:
             "loss_mask": pa.ListArray.from_arrays(
                 offsets, np.concatenate([row.loss_mask for row in prepared])
             ),
+            **more,
         },
-        schema=SCHEMA,
+        schema=schema,
     )

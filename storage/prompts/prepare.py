@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from storage.errors import IdentityMismatch, PromptError
 from storage.files import Store
 from storage.prompts.account import IdBook, Tally
 from storage.prompts.masks import rejected
-from storage.prompts.parts import FOLDER, PREPARED_KEY, PartWriter, read_prepared
+from storage.prompts.parts import ASKED, FOLDER, QUESTIONS, SCHEMA, PartWriter, prepared_key, read_prepared
 from storage.prompts.source import source_digest
-from storage.prompts.spec import PreparedRow, PreparedSummary, PromptSpec, Rejection, RowResult, Tokenised
+from storage.prompts.spec import (
+    PreparedRow,
+    PreparedSummary,
+    PromptSpec,
+    Question,
+    Rejection,
+    RowResult,
+    Tokenised,
+)
 from storage.prompts.tokenising import load_chat, tokenised
 
 Progress = Callable[[int, int], None]
@@ -29,7 +38,9 @@ def prepare(
     """Tokenises the prompt file into ``prompts/`` of the dump.
 
     A complete preparation with the same identity is left as it is and its summary returned. An incomplete
-    one, which has no ``_prepared.json``, is overwritten. The result doesn't depend on ``workers``.
+    one, which has no ``_prepared.json``, is overwritten. The result doesn't depend on ``workers``. Where the model
+    is to answer rows, the table goes to ``prompts/asked`` and holds one row an answer; `take_answers` makes
+    ``prompts/`` of it later.
 
     Args:
         store: the dump.
@@ -38,7 +49,7 @@ def prepare(
         progress: called after each batch.
 
     Returns:
-        Counts, reasons, warnings and the identity, as stored.
+        Counts, reasons, warnings and the identity, as stored; the longest row counts with the longest answer.
 
     Raises:
         PromptError: the file is missing, unreadable, empty or wholly rejected; its template fails most rows;
@@ -49,13 +60,14 @@ def prepare(
         StorageError: the dump can't be written.
     """
     identity = prompts_identity(spec)
-    existing = read_prepared(store)
+    folder, schema = (FOLDER, SCHEMA) if spec.generate is None else (ASKED, QUESTIONS)
+    existing = read_prepared(store, folder)
     if existing is not None:
         _require_same(store, existing, identity)
         return existing
-    for key, _ in store.list(FOLDER):
+    for key, _ in store.list(folder):
         store.delete(key)
-    tally, book, parts = Tally(spec.shown_url), IdBook(), PartWriter(store)
+    tally, book, parts = Tally(spec.shown_url), IdBook(), PartWriter(store, folder, schema)
     with closing(tokenised(spec, workers)) as batches:
         for batch in batches:
             for result in batch:
@@ -66,7 +78,7 @@ def prepare(
     tally.stop_if_template_fails(at_end=True)
     tally.stop_if_hopeless()
     summary = _summary(spec, identity, tally, parts)
-    store.put_if_absent(PREPARED_KEY, json.dumps(summary.to_json(), indent=1).encode())
+    store.put_if_absent(prepared_key(folder), json.dumps(summary.to_json(), indent=1).encode())
     return summary
 
 
@@ -79,6 +91,11 @@ def prompts_identity(spec: PromptSpec) -> dict[str, Any]:
     """
     file_digest = source_digest(spec.url)  # first: it is quick, and its errors are the commonest
     chat = load_chat(spec)
+    asked = {}
+    if spec.generate is not None:
+        generate = asdict(spec.generate)
+        del generate["stop"]
+        asked["generate"] = generate | {"stop_token_ids": list(chat.stop_ids(spec.generate.stop))}
     return {
         "file_xxh3_128": file_digest,
         "template_xxh3_128": chat.template_digest(),
@@ -87,6 +104,7 @@ def prompts_identity(spec: PromptSpec) -> dict[str, Any]:
         "max_tokens": spec.max_tokens,
         "over_long": spec.over_long,
         "limit": spec.limit,
+        **asked,
     }
 
 
@@ -98,20 +116,40 @@ def _account(spec: PromptSpec, result: RowResult, tally: Tally, book: IdBook, pa
         samples = (rejected(Rejection("duplicate", f"duplicate of row {claim.duplicate_of}")),)
     for sample in samples:
         sample_id = claim.sample_id if sample.turn is None else f"{claim.sample_id}/turn-{sample.turn}"
-        _add(
-            spec,
-            PreparedRow(
-                row=tally.rows,
-                source_row=result.source_row,
-                sample_id=sample_id,
-                token_ids=sample.token_ids,
-                loss_mask=sample.loss_mask,
-                skip_reason=sample.rejection.reason if sample.rejection else None,
-            ),
-            sample,
-            tally,
-            parts,
-        )
+        for one_id, question in _questions(spec, sample, sample_id, result, book):
+            _add(
+                spec,
+                PreparedRow(
+                    row=tally.rows,
+                    source_row=result.source_row,
+                    sample_id=one_id,
+                    token_ids=sample.token_ids,
+                    loss_mask=sample.loss_mask,
+                    skip_reason=sample.rejection.reason if sample.rejection else None,
+                    more=question,
+                ),
+                sample,
+                tally,
+                parts,
+            )
+
+
+def _questions(
+    spec: PromptSpec, sample: Tokenised, sample_id: str, result: RowResult, book: IdBook
+) -> Iterator[tuple[str, Question | None]]:
+    """Id and question of each row that the sample becomes: one, or one an answer."""
+    generate = spec.generate
+    if generate is None or not sample.asks:
+        yield sample_id, None
+        return
+    longest = min(generate.max_new_tokens, spec.max_tokens - sample.token_ids.size)
+    for number in range(1, generate.n + 1):
+        one_id = sample_id
+        if generate.n > 1:
+            wanted = f"{sample_id}/answer-{number}"
+            digest = xxhash.xxh3_128_hexdigest(f"{result.digest}{wanted}".encode())
+            one_id = book.claim(wanted, digest, result.source_row).sample_id
+        yield one_id, Question(longest, generate.seed_of(one_id))
 
 
 def _add(spec: PromptSpec, row: PreparedRow, sample: Tokenised, tally: Tally, parts: PartWriter) -> None:
@@ -123,7 +161,9 @@ def _add(spec: PromptSpec, row: PreparedRow, sample: Tokenised, tally: Tally, pa
         )
     parts.add(row, sample.turn)
     if rejection is None:
-        tally.collect(row.token_ids.size, int(np.count_nonzero(row.loss_mask)))
+        longest = row.more.max_new_tokens if isinstance(row.more, Question) else 0
+        tokens = row.token_ids.size
+        tally.collect(tokens, int(np.count_nonzero(row.loss_mask)), tokens + longest)
     else:
         tally.skip(rejection.kind, rejection.reason, row.source_row)
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from storage.urls import shown_url
 
@@ -40,6 +41,37 @@ class LossMask:
 
 
 @dataclass(frozen=True)
+class GenerateSpec:
+    """How the model answers rows itself, before anything is captured.
+
+    Attributes:
+        max_new_tokens: longest answer, in tokens.
+        temperature: 0 is greedy.
+        top_p: smallest set of tokens with this probability that is sampled from.
+        top_k: most likely tokens that are sampled from; -1 is all.
+        seed: that every answer's own seed follows from.
+        n: answers to each row.
+        stop: texts of one token, or token ids, that end an answer beside the model's own end of turn.
+        truncated: what becomes of an answer that came to no end.
+        plain: whether rows without turns (``text``, ``input_ids``) are completed or kept as they are.
+    """
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = -1
+    seed: int = 0
+    n: int = 1
+    stop: tuple[str | int, ...] = ()
+    truncated: Literal["keep", "drop"] = "keep"
+    plain: Literal["keep", "complete"] = "keep"
+
+    def seed_of(self, sample_id: str) -> int:
+        """The seed of one answer: the lowest 31 bits of the xxh3-64 of ``<seed>:<sample id>``."""
+        return int(xxhash.xxh3_64_intdigest(f"{self.seed}:{sample_id}".encode())) & 0x7FFF_FFFF
+
+
+@dataclass(frozen=True)
 class PromptSpec:
     """The prompt file and how it becomes token ids.
 
@@ -56,6 +88,7 @@ class PromptSpec:
         limit: take only the first so many rows of the file.
         vocab_size: rows of the model's embedding; ids of ``input_ids`` rows must be below it. None: the
             tokenizer's own size.
+        generate: how the model answers rows that end in a user's turn; None takes all rows as they are.
     """
 
     url: str
@@ -69,6 +102,7 @@ class PromptSpec:
     revision: str | None = None
     limit: int | None = None
     vocab_size: int | None = None
+    generate: GenerateSpec | None = None
 
     @property
     def shown_url(self) -> str:
@@ -98,12 +132,14 @@ class Tokenised:
         token_ids: int32 [T].
         loss_mask: uint8 [T], 1 where supervised.
         rejection: set when there is no sample; the arrays are then empty.
+        asks: the model is to go on from here.
     """
 
     turn: int | None
     token_ids: npt.NDArray[np.int32]
     loss_mask: npt.NDArray[np.uint8]
     rejection: Rejection | None = None
+    asks: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,6 +160,36 @@ class RowResult:
 
 
 @dataclass(frozen=True)
+class Question:
+    """What a prepared row asks of the model; its fields are columns of ``prompts/asked``.
+
+    Attributes:
+        max_new_tokens: longest answer.
+        seed: of the answer.
+    """
+
+    max_new_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model said; its fields are columns of ``prompts``.
+
+    Attributes:
+        answer_start: first token of the answer in the row.
+        finish_reason: ``stop``: it came to its end; ``length``: it was cut.
+        seed: that was given with the request.
+        answer: its text, without special tokens.
+    """
+
+    answer_start: int
+    finish_reason: str
+    seed: int
+    answer: str
+
+
+@dataclass(frozen=True)
 class PreparedRow:
     """One row of the prepared table.
 
@@ -134,6 +200,7 @@ class PreparedRow:
         token_ids: int32 [T]; empty when skipped.
         loss_mask: uint8 [T].
         skip_reason: why it is skipped, else None.
+        more: what it asks, or what the model said.
     """
 
     row: int
@@ -142,6 +209,7 @@ class PreparedRow:
     token_ids: npt.NDArray[np.int32]
     loss_mask: npt.NDArray[np.uint8]
     skip_reason: str | None = None
+    more: Question | Answer | None = None
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import bisect
 import threading
 from collections import OrderedDict
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.errors import CorruptDump, OutputError
 from storage.files import Store
 from storage.keep import Keep
-from storage.prompts.parts import PREPARED_KEY, SCHEMA, read_prepared
-from storage.prompts.spec import PartInfo, PreparedRow, PreparedSummary
+from storage.prompts.parts import ASKED, FOLDER, SCHEMA, prepared_key, read_prepared
+from storage.prompts.spec import Answer, PartInfo, PreparedRow, PreparedSummary
 
 TO_COLLECT = 0
 SKIPPED = 1
@@ -54,6 +56,7 @@ class PromptTable:
 
     Args:
         store: the dump, or any folder that holds its ``prompts/``.
+        folder: `FOLDER`, or `ASKED` for the rows as the model is asked.
 
     Attributes:
         summary: what the preparation recorded.
@@ -65,14 +68,15 @@ class PromptTable:
         CorruptDump: a part is missing or isn't what the preparation recorded.
     """
 
-    def __init__(self, store: Store) -> None:
-        summary = read_prepared(store)
+    def __init__(self, store: Store, folder: str = FOLDER) -> None:
+        summary = read_prepared(store, folder)
         if summary is None:
             raise OutputError(
-                f"{store.url} holds no complete preparation: {PREPARED_KEY} is missing; run `hsdump collect` "
+                f"{store.url} holds no complete preparation: {prepared_key(folder)} is missing; run `hsdump collect` "
                 "on it again"
             )
         self.summary: PreparedSummary = summary
+        self._asked = folder == ASKED
         self._store = store
         self._lock = threading.Lock()
         self._groups: OrderedDict[tuple[int, int], _Group] = OrderedDict()
@@ -94,17 +98,32 @@ class PromptTable:
             IndexError: there is no such row.
             CorruptDump: its part can't be read.
         """
-        if not 0 <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)} prepared rows")
-        part = bisect.bisect_right(self._part_ends, row)
-        in_part = row - (self._part_ends[part - 1] if part else 0)
-        ends = self._group_ends[part]
-        group = int(np.searchsorted(ends, in_part, side="right"))
-        at = in_part - (int(ends[group - 1]) if group else 0)
+        part, group, at = self._place(row)
         rows = self._group(part, group)
         if rows.row[at] != row:
             raise CorruptDump(f"{self._where(part)}: row {rows.row[at]} stands where row {row} belongs")
         return rows.load(at)
+
+    def answer(self, row: int) -> Answer | None:
+        """What the model said in answer to a row; None for one that it didn't answer. Raises as `load`."""
+        part, group, at = self._place(row)
+        names = [field.name for field in fields(Answer)]
+        if not set(names) <= set(self._metadata[part].schema.to_arrow_schema().names):
+            return None
+        with self._store.open_read(self.summary.parts[part].key) as file:
+            try:
+                table = pq.ParquetFile(file, metadata=self._metadata[part]).read_row_group(
+                    group, columns=names
+                )
+            except (pa.ArrowException, OSError) as exc:
+                raise self._unreadable(part, exc) from exc
+        found = {name: table[name][at].as_py() for name in names}
+        return None if found["finish_reason"] is None else Answer(**found)
+
+    def questions(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """Of ``prompts/asked``: most new tokens of each row, 0 where it isn't to be answered; and its seed."""
+        columns = [pc.fill_null(self.column(name), 0).to_numpy() for name in ("max_new_tokens", "seed")]
+        return columns[0], columns[1]
 
     def skipped(self) -> pa.Table:
         """``row``, ``sample_id`` and ``skip_reason`` of every skipped row, in order."""
@@ -132,13 +151,28 @@ class PromptTable:
     def kept(self, keep: Keep) -> npt.NDArray[np.int32]:
         """Tokens of each row whose states are stored under a policy, int32 [n]; 0 where skipped.
 
+        Of ``prompts/asked`` they are the most that it may come to: every token of an answer is supervised.
+
         Raises:
             CorruptDump: a part can't be read.
         """
         supervised = self.tokens
         if keep.policy == "supervised":
             supervised = self.column("supervised").to_numpy().astype(np.int32, copy=False)
+        if self._asked:
+            longest = self.questions()[0]
+            return keep.counts(self.tokens + longest, supervised + longest)
         return keep.counts(self.tokens, supervised)
+
+    def _place(self, row: int) -> tuple[int, int, int]:
+        """Part, row group in it, and place in that."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)} prepared rows")
+        part = bisect.bisect_right(self._part_ends, row)
+        in_part = row - (self._part_ends[part - 1] if part else 0)
+        ends = self._group_ends[part]
+        group = int(np.searchsorted(ends, in_part, side="right"))
+        return part, group, in_part - (int(ends[group - 1]) if group else 0)
 
     def _open_part(self, part: PartInfo) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
         size_bytes = self._store.size(part.key)

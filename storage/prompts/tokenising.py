@@ -15,6 +15,7 @@ from functools import lru_cache
 from multiprocessing.process import BaseProcess
 
 from storage.errors import ResourceError, RowRejected
+from storage.prompts.asking import ask
 from storage.prompts.chat import ChatTokenizer
 from storage.prompts.masks import rejected, supervise
 from storage.prompts.rows import content_digest, decode_row, own_id, read_content
@@ -125,7 +126,11 @@ def tokenise_row(chat: ChatTokenizer, spec: PromptSpec, source_row: int, raw: Ra
         sample = rejected(Rejection(exc.kind, exc.reason))
         return RowResult(source_row, None, content_digest(raw), (sample,))
     try:
-        samples = supervise(chat, read_content(row), spec.loss_mask)
+        content = read_content(row)
+        if spec.generate is None:
+            samples = supervise(chat, content, spec.loss_mask)
+        else:
+            samples = ask(chat, content, spec.loss_mask, spec.generate)
     except RowRejected as exc:
         samples = [rejected(Rejection(exc.kind, exc.reason))]
     vocab_size = spec.vocab_size or chat.vocab_size
@@ -140,6 +145,9 @@ def _checked(sample: Tokenised, spec: PromptSpec, vocab_size: int) -> Tokenised:
     tokens = sample.token_ids.size
     if tokens == 0:
         return rejected(Rejection("empty", "it has no tokens"), sample.turn)
+    if sample.asks and tokens >= spec.max_tokens:
+        text = f"{tokens} tokens leave no room for an answer within max_tokens {spec.max_tokens}"
+        return rejected(Rejection("over_long", text), sample.turn)
     if tokens > spec.max_tokens:
         return rejected(
             Rejection("over_long", f"{tokens} tokens are over max_tokens {spec.max_tokens}"), sample.turn
@@ -149,6 +157,6 @@ def _checked(sample: Tokenised, spec: PromptSpec, vocab_size: int) -> Tokenised:
         return rejected(
             Rejection("vocab", f"token id {highest} is outside the vocabulary of {vocab_size}"), sample.turn
         )
-    if spec.loss_mask.policy != "all" and not sample.loss_mask.any():
+    if spec.loss_mask.policy != "all" and not sample.asks and not sample.loss_mask.any():
         return rejected(Rejection("unsupervised", "no token is supervised"), sample.turn)
     return sample
