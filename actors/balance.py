@@ -20,6 +20,7 @@ class Limits:
         in_flight_bytes: most bytes in flight on one node.
         retries: further attempts after a sample's first own failure.
         failures_in_a_row: a run that has failed that often without one success between is stopped.
+        fed_tokens: an engine with less to do always gets more, whatever its share of what is left.
     """
 
     batch_tokens: int
@@ -29,6 +30,7 @@ class Limits:
     in_flight_bytes: int
     retries: int = 2
     failures_in_a_row: int = 50
+    fed_tokens: int = 1
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -104,7 +104,7 @@ class Balancer:
 
     def _busy(self, engine: Engine, speeds: Mapping[str, float]) -> bool:
         fed = min(self._batch_tokens, speeds.get(engine.name, math.inf) * _FED_S)
-        return engine.tokens > max(self._share(engine, speeds), fed)
+        return engine.tokens > max(self._share(engine, speeds), fed, self._limits.fed_tokens)
 
     def _suspect_for(self, engine: Engine, writer: Writer) -> list[int]:
         row = self._pending.suspect()

@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from actors.archive import Archive
+from actors.balance import Dispatch
 from actors.brakes import Brakes
 from actors.carrier import Carrier
 from actors.crew import Crew
@@ -42,7 +43,7 @@ class Coordinator:
     def __init__(self, spec: CoordinatorSpec) -> None:
         log_to_file(spec.log_dir, f"coordinator-{spec.generation}")
         self._spec = spec
-        self._archive = Archive(spec)
+        self._archive: Archive = Archive(spec)
         self._news = asyncio.Event()
         self._loaded = asyncio.Event()
         self._load_failed = False
@@ -154,7 +155,7 @@ class Coordinator:
             counts=ledger.counts(),
             tokens=self._archive.tokens,
             committed_tokens=ledger.rows.committed_tokens,
-            captured_tokens=self._carrier.captured_tokens,
+            captured_tokens=self._captured_tokens(),
             stored_bytes=self._archive.stored_bytes,
             in_flight_bytes=ledger.permits.used(),
             in_flight_limit_bytes=ledger.permits.budget_bytes,
@@ -206,7 +207,23 @@ class Coordinator:
         self._crew = Crew(spec, self._ledger, self._absorb, self._trouble, self._wake, self._spawn)
         self._crew.known_shards.update(known_shards)
         self._departures = Departures(self._ledger, self._crew, self._change, self._wake)
-        self._carrier = Carrier(spec.layout, self._ledger, self._crew, self._trouble, self._wake)
+        self._work()
+
+    def _work(self) -> None:
+        """Makes what carries batches."""
+        self._carrier = Carrier(self._spec.layout, self._ledger, self._crew, self._trouble, self._wake)
+
+    def _captured_tokens(self) -> int:
+        return self._carrier.captured_tokens
+
+    def _carry(self, dispatch: Dispatch) -> Coroutine[Any, Any, None]:
+        """Takes a batch to its end; who takes part is looked up now, before anybody can be lost."""
+        engine, writer = self._crew.engines[dispatch.engine], self._crew.writers[dispatch.writer]
+        return self._carrier.carry(dispatch, engine, writer)
+
+    async def _keep_up(self) -> None:
+        """What is done beside the dispatch."""
+        await self._archive.grow()
 
     async def _lead(self) -> None:
         """Dispatches until the end is in sight or something stops it."""
@@ -219,14 +236,12 @@ class Coordinator:
                     continue
                 for dispatch in iter(lambda: self._ledger.next_batch(_now_s()), None):
                     self._meter.begin()
-                    engine = self._crew.engines[dispatch.engine]
-                    writer = self._crew.writers[dispatch.writer]
-                    self._carries.add(self._spawn(self._carrier.carry(dispatch, engine, writer)))
+                    self._carries.add(self._spawn(self._carry(dispatch)))
             self._look_at_engines()
             self._error = self._error or self._brakes.end(
                 self._ledger, self._crew.last_problem, self._crew.rate.exceeded(_now_s())
             )
-            await self._archive.grow()
+            await self._keep_up()
             await _wait_for(news, _LOOK_EVERY_S)
 
     async def _come_to_rest(self) -> None:

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import sys
+from functools import cached_property
 
 import ray
 
@@ -20,8 +21,9 @@ from actors.capture.job import CaptureJob
 from actors.capture.session import CaptureSession
 from actors.figures import Figures
 from actors.logs import log_to_file
-from actors.messages import Batch, BatchRecord, EngineInfo, EngineSpec
+from actors.messages import Batch, BatchAnswers, BatchRecord, EngineInfo, EngineSpec
 from actors.patience import Patience
+from actors.questions import Questions
 from storage.errors import EngineDead, StorageError
 from storage.files import Store
 from storage.prompts import PromptTable
@@ -55,8 +57,6 @@ class EngineActor:
             EngineDead: SGLang didn't come up.
         """
         info = await asyncio.wrap_future(self._session.start())
-        store = Store(self._spec.prompts_url)
-        self._prompts = await asyncio.to_thread(self._patience.call, lambda: PromptTable(store))
         self._watch = asyncio.create_task(self._exit_when_dead())
         return EngineInfo(
             name=self._spec.name,
@@ -82,6 +82,12 @@ class EngineActor:
         tokens, positions = await asyncio.to_thread(self._patience.call, lambda: self._tokens(batch))
         job = self._session.submit(batch, tokens, positions)
         self._job(batch.batch_id).set_result(job)
+        return await asyncio.wrap_future(job.record())
+
+    async def answer(self, batch: Batch) -> BatchAnswers:
+        """Has the model answer rows of ``prompts/asked``; nothing is captured meanwhile."""
+        asks = await asyncio.to_thread(self._patience.call, lambda: self._questions.of(batch))
+        job = self._session.ask(batch, asks, self._questions.sampling)
         return await asyncio.wrap_future(job.record())
 
     async def segment(self, batch_id: str, index: int) -> Array:
@@ -127,6 +133,15 @@ class EngineActor:
         if self._watch is not None:
             self._watch.cancel()
         await asyncio.to_thread(self._session.shutdown)
+
+    @cached_property
+    def _prompts(self) -> PromptTable:
+        """There may be none before the first batch is captured: the model writes a part of it."""
+        return PromptTable(Store(self._spec.prompts_url))
+
+    @cached_property
+    def _questions(self) -> Questions:
+        return Questions(Store(self._spec.prompts_url))
 
     def _sample(self, row: int | None) -> str:
         """A row's sample for a person; the row itself while its id can't be read."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from storage.layout import Layout
+from storage.prompts import Reply
 
 SEGMENT_BYTES = 256 << 20
 """Largest segment. Ray allocates a call's return value whole, and one call should stay under a tenth of the
@@ -153,6 +154,20 @@ def _record(
     each = enumerate(zip(rows, attempts, strict=True))
     outcomes = tuple(SampleOutcome(row, attempt, failures.get(i)) for i, (row, attempt) in each)
     return BatchRecord(batch_id, engine, outcomes, prefill_s, drain_s)
+
+
+@dataclass(frozen=True)
+class BatchAnswers:
+    """What an engine said to the rows of a batch.
+
+    Attributes:
+        outcomes: one for each sample, in the batch's order.
+        replies: of the samples that didn't fail.
+    """
+
+    batch_id: str
+    outcomes: tuple[SampleOutcome, ...]
+    replies: tuple[Reply, ...]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from actors.balance import Limits
 from actors.figures import Figures
 from actors.rows import Counts
 from storage.layout import Layout
-from storage.table import Account
+from storage.table import Account, Outcome
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,8 @@ class Status:
         events: what went wrong so far, counted by class.
         last_problem: the latest of it; None if all was well.
         paused: why nothing is dispatched just now; None if it is.
+        task: what engines do; in the pass of the answers, ``tokens`` are the most that prompts and answers may have.
+        answer_tokens: that engines said in this coordinator's life.
     """
 
     counts: Counts
@@ -124,6 +126,8 @@ class Status:
     events: Mapping[str, int]
     last_problem: str | None
     paused: str | None
+    task: Literal["answer", "capture"] = "capture"
+    answer_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,9 @@ class RunSummary:
         peak_bytes: most memory that its process ever held.
         last_answer_s: seconds from the first dispatch to each engine's last answer: alike where the work was
             dealt out well.
+        outcomes: of the pass of the answers: rows that couldn't be answered.
+        answer_tokens: that engines said in this coordinator's life.
+        answered_rows: by this coordinator.
     """
 
     counts: Counts
@@ -152,3 +159,6 @@ class RunSummary:
     cpu_s: float = 0.0
     peak_bytes: int = 0
     last_answer_s: Mapping[str, float] = field(default_factory=dict)
+    outcomes: tuple[Outcome, ...] = ()
+    answer_tokens: int = 0
+    answered_rows: int = 0

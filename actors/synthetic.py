@@ -11,6 +11,7 @@ import socket
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from actors.figures import Figures
 from actors.messages import (
     Batch,
+    BatchAnswers,
     BatchRecord,
     EngineInfo,
     EngineSpec,
@@ -30,10 +32,11 @@ from actors.messages import (
     SampleRef,
 )
 from actors.patience import Patience
+from actors.questions import Ask, Questions
 from storage.errors import ConfigError
 from storage.files import Store
 from storage.layout import Layout
-from storage.prompts import PromptTable
+from storage.prompts import PromptTable, Reply
 
 _ONE_UP = 0x3C00
 _VARYING = 0x83FF
@@ -82,6 +85,17 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+def synthetic_reply(row: int, ask: Ask) -> Reply:
+    """A made-up answer: some of the prompt's own tokens, as many as the seed says, the same for every call.
+
+    Where it has as many tokens as it may, it counts as cut.
+    """
+    drawn = _mix(_STEP * (np.arange(ask.max_new_tokens + 1, dtype=np.uint64) + np.uint64(ask.seed)))
+    tokens = 1 + int(drawn[0] % np.uint64(ask.max_new_tokens))
+    ids = ask.token_ids[(drawn[1 : tokens + 1] % np.uint64(ask.token_ids.size)).astype(np.int64)]
+    return Reply(row, ids, "length" if tokens == ask.max_new_tokens else "stop")
 
 
 @dataclass(frozen=True)
@@ -159,7 +173,6 @@ class SyntheticEngine:
         except TypeError as error:
             raise ConfigError(f"engine.args of a synthetic engine: {error}") from None
         self._patience = Patience(spec.storage_timeout_s)
-        self._prompts = self._patience.call(lambda: PromptTable(Store(spec.prompts_url)))
         self._batches: dict[str, asyncio.Future[_Prefill]] = {}
         self._read: Counter[str] = Counter()
         self._one_by_one = asyncio.Lock()
@@ -195,10 +208,22 @@ class SyntheticEngine:
         async with self._one_by_one:
             outcomes = []
             for sample, sample_id, done in zip(batch.samples, prefill.ids, prefill.done, strict=True):
-                outcomes.append(await self._prefill(sample, sample_id))
+                outcomes.append(await self._prefill(sample, sample_id, sample.tokens))
                 done.set()
         prefill_s = time.perf_counter() - began_s
         return BatchRecord(batch.batch_id, self._spec.name, tuple(outcomes), prefill_s, 0.0)
+
+    async def answer(self, batch: Batch) -> BatchAnswers:
+        """Takes its time over a batch of questions and makes answers up; the faults are those of `capture`."""
+        asks = await asyncio.to_thread(self._patience.call, lambda: self._questions.of(batch))
+        outcomes, replies = [], []
+        async with self._one_by_one:
+            for sample, ask in zip(batch.samples, asks, strict=True):
+                reply = synthetic_reply(sample.row, ask)
+                outcomes.append(await self._prefill(sample, str(ask.seed), reply.token_ids.size))
+                if outcomes[-1].failure is None:
+                    replies.append(reply)
+        return BatchAnswers(batch.batch_id, tuple(outcomes), tuple(replies))
 
     async def segment(self, batch_id: str, index: int) -> NDArray[Any]:
         """One segment of a batch once its samples are captured: its pieces one after another, storage dtype."""
@@ -237,6 +262,15 @@ class SyntheticEngine:
     async def shutdown(self) -> None:
         """There are no processes to end."""
 
+    @cached_property
+    def _prompts(self) -> PromptTable:
+        """There may be none before the first batch is captured."""
+        return PromptTable(Store(self._spec.prompts_url))
+
+    @cached_property
+    def _questions(self) -> Questions:
+        return Questions(Store(self._spec.prompts_url))
+
     def _batch(self, batch_id: str) -> asyncio.Future[_Prefill]:
         if batch_id not in self._batches:
             self._batches[batch_id] = asyncio.get_running_loop().create_future()
@@ -249,7 +283,7 @@ class SyntheticEngine:
             batch, [row.sample_id for row in rows], [keep.positions(row.loss_mask) for row in rows]
         )
 
-    async def _prefill(self, sample: SampleRef, sample_id: str) -> SampleOutcome:
+    async def _prefill(self, sample: SampleRef, sample_id: str, tokens: int) -> SampleOutcome:
         faults = self._faults
         self._samples += 1
         if self._samples == faults.hold_at_sample:
@@ -258,7 +292,7 @@ class SyntheticEngine:
             os._exit(1)
         if self._samples == faults.hang_at_sample:
             await asyncio.Event().wait()
-        if seconds := faults.seconds(sample_id, sample.tokens):
+        if seconds := faults.seconds(sample_id, tokens):
             await asyncio.sleep(seconds)
         self._progress += 1
         failure = SampleFailure("bad_states", "non-finite states") if sample.row in faults.bad_rows else None

@@ -15,6 +15,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterable
+from functools import cached_property
 
 import ray
 
@@ -53,7 +54,6 @@ class WriterActor:
         self._store = Store(spec.dump_url)
         self._patience = Patience(spec.storage_timeout_s)
         self._layout = self._patience.call(lambda: read_header(self._store)).layout
-        self._prompts = self._patience.call(lambda: PromptTable(self._store))
         self._shards = ShardWriter(self._store, self._layout, spec.run_id, spec.name, spec.shard_bytes)
         self._placed: dict[str, dict[int, int]] = {}  # batch -> row -> tokens that were put
         self.figures_now = Figures()
@@ -61,6 +61,11 @@ class WriterActor:
         self._written: set[int] = set()  # finished rows that aren't sealed
         self._sealed: list[SealedShard] = []  # and, with the lost rows, not told yet
         self._lost: set[int] = set()
+
+    @cached_property
+    def _prompts(self) -> PromptTable:
+        """There may be none before the first batch comes: the model writes a part of it."""
+        return PromptTable(self._store)
 
     def __repr__(self) -> str:
         return f"{self._spec.name} @ {socket.gethostname()}"

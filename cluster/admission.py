@@ -13,11 +13,21 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.failures import classify
-from cluster.node_report import PROBE_FOLDER, NodeReport, Question, fetched_bytes, look, problems, versions
-from cluster.placement import Node
+from cluster.node_report import (
+    PROBE_FOLDER,
+    NodeReport,
+    Question,
+    fetched_bytes,
+    look,
+    problems,
+    take_prompts,
+    versions,
+)
+from cluster.placement import Node, read_nodes
 from cluster.report import say, size
 from storage.errors import ResourceError
 from storage.files import Store
+from storage.prompts import ASKED
 
 _ANSWER_WITHIN_S = 300.0
 """Minutes, since a node's first process may import PyTorch from a cold network disk."""
@@ -119,6 +129,18 @@ class Admission:
             self.prompts_urls[node.node_id] = report.prompts_url
         return "; ".join(found)
 
+    def ship_prompts(self) -> None:
+        """Brings the prompts, as they are now, to the nodes that have a copy of their own."""
+        self.__dict__.pop("_prompts", None)
+        wanted = [n for n in read_nodes() if n.node_id in self.prompts_urls]
+        prompts = self._prompts if wanted else {}
+        asked = [_on(n, take_prompts).remote(self._run_id, list(prompts), *prompts.values()) for n in wanted]
+        for node, ref in zip(wanted, asked, strict=True):
+            try:
+                ray.get(ref, timeout=_ANSWER_WITHIN_S)
+            except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+                say(f"{node} gets no prompts: {error}")  # its engine fails, and another node has the work
+
     def _take_answer(self, nonce: str, report: NodeReport | None) -> list[str]:
         """Looks for what the node should have written, and removes both objects."""
         written = f"{PROBE_FOLDER}/answer-{nonce}"
@@ -143,7 +165,8 @@ class Admission:
 
     @cached_property
     def _prompts(self) -> dict[str, ray.ObjectRef]:
-        return {key: ray.put(self._store.read(key)) for key, _ in self._store.list("prompts")}
+        keys = [key for folder in ("prompts", ASKED) for key, _ in self._store.list(folder)]
+        return {key: ray.put(self._store.read(key)) for key in keys}
 
 
 def _on(node: Node, work: Callable[..., Any]) -> ray.remote_function.RemoteFunction:

@@ -15,6 +15,7 @@ import ray
 
 from actors.run_messages import RunSummary
 from cluster.admission import Admission, Needs
+from cluster.answering import AnswerPass
 from cluster.config import load_run
 from cluster.driver import Driver
 from cluster.fleet import Fleet
@@ -22,7 +23,7 @@ from cluster.lines import set_up_lines
 from cluster.output import open_output
 from cluster.placement import gpus_per_engine, place_engines, read_nodes
 from cluster.repair import repair_before_run
-from cluster.report import say, say_account, say_next_steps, say_prepared
+from cluster.report import say, say_account, say_next_steps, say_prepared, say_questions
 from cluster.run import Run, resolve
 from cluster.session import NAMESPACE, Session, connect
 from cluster.specs import coordinator_spec, engine_spec, writer_spec
@@ -32,7 +33,8 @@ from storage.dump import ROOT_KEY, DumpHeader, check_identity, open_or_create, r
 from storage.errors import IncompleteRun, OutputError
 from storage.files import Store
 from storage.lease import LEASE_FOLDER
-from storage.prompts import PreparedSummary, prepare, prompts_identity, read_prepared
+from storage.prompts import ASKED, PreparedSummary, PromptTable, prepare, prompts_identity, read_prepared
+from storage.prompts.answers import ANSWERS_FOLDER
 from storage.table import read_account
 
 RUN_KEY = "run.json"
@@ -110,7 +112,7 @@ def collect_into(
     header, prepared = found or _recognise(store, run) or _make(store, run)
     if _is_complete(store, header, prepared):
         return None
-    if read_account(store) is not None or store.list("manifest"):
+    if read_account(store) is not None or store.list("manifest") or store.list(ANSWERS_FOLDER):
         say(f"resuming {store.url}")
     repair_before_run(store)
     config, started = run.config, time.time()
@@ -136,9 +138,14 @@ def collect_into(
             engine_spec(run, header.layout, gpus, store.url, log_dir), writer_spec(run, store.url, log_dir)
         )
         coordinator = coordinator_spec(run, header.layout, nodes, store.url, log_dir)
-        summary = Driver(store, config, fleet, gpus, coordinator, admission, tenure, watch).run(nodes)
+        answering = None
+        if config.generate is not None and read_prepared(store) is None:
+            answering = AnswerPass(store, run.prompts, config.generate, coordinator, prepared.longest_tokens)
+        driver = Driver(store, config, fleet, gpus, coordinator, admission, tenure, watch, answering)
+        summary = driver.run(nodes)
     watch.summary(summary)
-    _record(store, run, session.log_dir, started, summary, watch.timeline)
+    answered = answering.record if answering is not None else {}
+    _record(store, run, session.log_dir, started, summary, watch.timeline, answered)
     account = summary.account
     if account is None:
         raise IncompleteRun(
@@ -170,7 +177,7 @@ def _recognise(store: Store, run: Run) -> tuple[DumpHeader, PreparedSummary] | N
     Raises:
         IdentityMismatch: it is another run's.
     """
-    prepared = read_prepared(store)
+    prepared = read_prepared(store) or read_prepared(store, ASKED)
     if prepared is None or not store.exists(ROOT_KEY):
         return None
     header = read_header(store)
@@ -183,6 +190,8 @@ def _make(store: Store, run: Run) -> tuple[DumpHeader, PreparedSummary]:
     say(f"preparing {run.prompts.shown_url} into {store.url}")
     prepared = prepare(store, run.prompts)
     say_prepared(prepared)
+    if run.prompts.generate is not None:
+        say_questions(PromptTable(store, ASKED))
     layout = run.layout(prepared.longest_tokens)
     return open_or_create(store, run.identity(prepared.identity), layout, _versions()), prepared
 
@@ -208,6 +217,7 @@ def _record(
     started: float,
     summary: RunSummary,
     timeline: Sequence[Mapping[str, Any]],
+    answered: Mapping[str, Any],
 ) -> None:
     """``run.json``: the last invocation, for people and for the report; no run reads it back."""
     config = run.config.model_dump(mode="json")
@@ -225,6 +235,7 @@ def _record(
         "host": platform.node(),
         "logs": str(log_dir),
         "timeline": list(timeline),
+        "answering": dict(answered),
     }
     store.replace(RUN_KEY, json.dumps(record, indent=1).encode())
 

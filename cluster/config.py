@@ -105,6 +105,43 @@ class PromptsConfig(_Section):
     """Take only the first so many rows."""
 
 
+class GenerateConfig(_Section):
+    """Answers by the model itself: rows that end in a user's turn are answered before anything is captured."""
+
+    max_new_tokens: int = Field(default=1024, ge=1, le=1 << 20)
+    """Longest answer in tokens. Prompt and answer together stay within prompts.max_tokens."""
+    temperature: float = Field(default=0.0, ge=0, le=10)
+    """Of the sampling; 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Samples from the smallest set of tokens with this probability."""
+    top_k: int = Field(default=-1, ge=-1)
+    """Samples from so many of the most likely tokens; -1 is all."""
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+    """What every answer's own seed follows from. docs/answers.md says what a seed reproduces, and what it doesn't."""
+    n: int = Field(default=1, ge=1, le=1024)
+    """Answers to each row; each becomes a sample, `<id>/answer-1` and so on."""
+    stop: tuple[str | int, ...] = ()
+    """Texts of one token each, or token ids, that end an answer beside the model's own end of turn."""
+    truncated: Literal["keep", "drop"] = "keep"
+    """What becomes of an answer that came to no end: it is kept as far as it goes, or its row is skipped."""
+    unanswered: Literal["fail", "skip"] = "fail"
+    """A row that no engine could answer stops the run before the capture, or is skipped with its reason."""
+    plain: Literal["keep", "complete"] = "keep"
+    """Rows of `text` or `input_ids`, which have no turns: kept as they are, or completed by the model."""
+    concurrent_rows: int = Field(default=256, ge=1, le=65_536)
+    """Rows that an engine is given at once; SGLang decodes as many of them together as its KV pool holds."""
+
+    @model_validator(mode="after")
+    def _samples(self) -> GenerateConfig:
+        if self.top_k == 0:
+            raise ValueError("top_k is 0, which leaves no token to sample from; -1 takes all")
+        if self.n > 1 and self.temperature == 0:
+            raise ValueError(
+                f"n is {self.n} and temperature 0: greedy answers to one row are all the same; give a temperature"
+            )
+        return self
+
+
 class EngineConfig(_Section):
     """The engines that run the model."""
 
@@ -206,6 +243,8 @@ class RunConfig(_Section):
     """Which states are kept."""
     prompts: PromptsConfig
     """The input rows."""
+    generate: GenerateConfig | None = None
+    """Answers by the model itself; without it all rows are captured as they are."""
     output: str = Field(min_length=1)
     """Where the dump goes, an fsspec URL; a relative path starts where you typed the command."""
     engine: EngineConfig = EngineConfig()

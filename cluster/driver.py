@@ -12,18 +12,22 @@ import logging
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.answering import AnsweringCoordinator
 from actors.capture.proof import report_lines
 from actors.coordinator import Coordinator
 from actors.failures import one_line
 from actors.messages import EngineInfo
 from actors.run_messages import CoordinatorSpec, RunSummary
 from cluster.admission import Admission
+from cluster.answering import AnswerPass
 from cluster.calls import Calls
 from cluster.config import RunConfig
 from cluster.fleet import Fleet
@@ -58,6 +62,7 @@ class Driver:
         admission: judges nodes.
         tenure: says whether the output is still this run's own.
         watch: shows how far it is.
+        answering: the pass before the capture, if the model is to answer rows; the same engines serve both.
     """
 
     def __init__(
@@ -70,11 +75,15 @@ class Driver:
         admission: Admission,
         tenure: Tenure,
         watch: Watch,
+        answering: AnswerPass | None = None,
     ) -> None:
         self._store = store
         self._config = config
         self._fleet = fleet
-        self._spec = coordinator
+        self._answering = answering
+        self._spec = self._capture = coordinator
+        if answering is not None:
+            self._spec = answering.spec
         self._tenure = tenure
         self._watch = watch
         self._calls = Calls()
@@ -139,7 +148,7 @@ class Driver:
     def _start_coordinator(self) -> None:
         here = ray.get_runtime_context().get_node_id()
         self._coordinator = (
-            ray.remote(Coordinator)
+            ray.remote(Coordinator if self._answering is None else AnsweringCoordinator)
             .options(
                 name=f"coordinator-{self._spec.generation}",
                 num_cpus=0,
@@ -151,15 +160,37 @@ class Driver:
             .remote(self._spec)
         )
         self._calls.expect(self._coordinator.run.remote(), self._on_end)
-        self._calls.expect(self._coordinator.next_loss.remote(), self._on_loss)
+        self._expect_loss()
+
+    def _expect_loss(self) -> None:
+        told = partial(self._on_loss, self._coordinator)
+        self._calls.expect(self._coordinator.next_loss.remote(), told)
 
     def _on_end(self, ref: ray.ObjectRef) -> None:
         try:
-            self._summary = ray.get(ref)
+            summary = ray.get(ref)
         except RayTaskError as error:
             raise cause_of(error) from error
         except RayActorError as error:
             self._replace_coordinator(error)
+            return
+        if self._answering is None or summary.account is None:
+            self._summary = summary
+        elif self._stop_asked:
+            self._summary = replace(summary, account=None, stopped="asked to stop")
+        else:
+            self._begin_capture(self._answering, summary)
+
+    def _begin_capture(self, answering: AnswerPass, summary: RunSummary) -> None:
+        """Every row is answered: the engines go on under a coordinator that captures."""
+        answering.finish(summary)
+        self._answering = None
+        before = self._coordinator
+        self._spec = replace(self._capture, generation=self._spec.generation + 1)
+        self._staff.new_prompts()
+        self._start_coordinator()
+        self._staff.serve(self._coordinator)
+        ray.kill(before)
 
     def _replace_coordinator(self, error: RayActorError) -> None:
         reason = one_line(error)
@@ -172,12 +203,13 @@ class Driver:
         self._start_coordinator()
         self._staff.serve(self._coordinator)
 
-    def _on_loss(self, ref: ray.ObjectRef) -> None:
+    def _on_loss(self, coordinator: Any, ref: ray.ObjectRef) -> None:
         try:
             losses = ray.get(ref)
         except RayError:
             return  # the coordinator itself died: its run call says so and is answered there
-        self._calls.expect(self._coordinator.next_loss.remote(), self._on_loss)
+        if coordinator is self._coordinator:
+            self._expect_loss()
         for loss in losses:
             self._watch.restarted(loss.role)
         self._staff.on_losses(losses)

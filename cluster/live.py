@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from actors.run_messages import Status
-from cluster.pace import MemberPace, Pace
+from cluster.pace import MemberPace, Pace, spoken_rate
 from cluster.report import duration, size
 
 MOST_ENGINES = 16
@@ -51,11 +51,14 @@ def _bar(pace: Pace) -> RenderableType:
     for _ in range(2):
         table.add_column(no_wrap=True)
     share = pace.done_tokens / max(1, pace.total_tokens)
-    rate = "" if pace.tokens_per_s is None else f"{pace.tokens_per_s:,.0f} tokens/s"
+    spoken, answering = spoken_rate(pace), pace.status.task == "answer"
+    rate = "" if spoken is None else f"{spoken:,.0f} tokens/s"
     left = "" if pace.left_s is None else f"{duration(pace.left_s)} to go"
     text = Text.assemble(
         (f"{share:4.0%}", "bold"),
-        f"  {pace.done_tokens:,} of {pace.total_tokens:,} tokens",
+        f"  answering: {pace.status.answer_tokens:,} tokens said"
+        if answering
+        else f"  {pace.done_tokens:,} of {pace.total_tokens:,} tokens",
         (f"  {rate}", "cyan"),
         (f"  {left}", "bold"),
     )

@@ -83,7 +83,7 @@ def look(question: Question, keys: list[str], *prompts: bytes) -> NodeReport:
         shm_bytes=stat.f_blocks * stat.f_frsize,
         output_problem=_look_at_output(question.store, question.nonce) if question.nonce else "",
         model_problem=_look_at_model(question) if question.model else "",
-        prompts_url=None if question.nonce else _take_prompts(question.run_id, keys, prompts),
+        prompts_url=None if question.nonce else take_prompts(question.run_id, keys, *prompts),
     )
 
 
@@ -117,8 +117,8 @@ def fetched_bytes(model: str) -> int:
     return sum(file.stat().st_size for file in folder.iterdir()) if folder.is_dir() else 0
 
 
-def _take_prompts(run_id: str, keys: list[str], contents: tuple[bytes, ...]) -> str:
-    """Writes the prompts below the temporary folder, which the run doesn't outlive."""
+def take_prompts(run_id: str, keys: list[str], *contents: bytes) -> str:
+    """On a node: writes the prompts below the temporary folder, which the run doesn't outlive."""
     folder = Path(tempfile.gettempdir()) / f"hsdump-prompts-{run_id}"
     copy = Store(str(folder))
     for key, content in zip(keys, contents, strict=True):

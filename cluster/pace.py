@@ -83,7 +83,10 @@ class Pacer:
 
     def look(self, status: Status, now_s: float) -> Pace:
         """A further status, at ``now_s`` of any monotonic clock."""
-        if self.looks and status.captured_tokens < self.looks[-1][1]:  # another coordinator leads the run
+        another = self._last is not None and self._last.task != status.task
+        if another or (
+            self.looks and status.captured_tokens < self.looks[-1][1]
+        ):  # another coordinator leads
             self.looks.clear()
             self._committed_before, self._last = None, None
         if self._committed_before is None:
@@ -132,6 +135,14 @@ class Pacer:
 
     def _before(self, kind: str) -> Mapping[str, MemberStatus]:
         return {m.name: m for m in getattr(self._last, kind)} if self._last is not None else {}
+
+
+def spoken_rate(pace: Pace) -> float | None:
+    """Tokens a second for people; of the pass of the answers, those that were really said."""
+    if pace.tokens_per_s is None or pace.status.task == "capture":
+        return pace.tokens_per_s
+    # There, a row counts with the most that it may come to.
+    return pace.tokens_per_s * pace.status.answer_tokens / max(1, pace.status.captured_tokens)
 
 
 def bottleneck(pace: Pace) -> Where:

@@ -5,13 +5,20 @@ from __future__ import annotations
 from cluster.lines import LOGGER
 from cluster.session import Session
 from storage.layout import Layout
-from storage.prompts import PreparedSummary
+from storage.prompts import PreparedSummary, PromptTable
 from storage.table import Account
 
 
 def say(line: str) -> None:
     """Prints one line with the time, at once; see `cluster.lines`."""
     LOGGER.info("%s", line)
+
+
+def say_questions(asked: PromptTable) -> None:
+    """What the model is to answer."""
+    longest, _ = asked.questions()
+    rows = int((longest > 0).sum())
+    say(f"{rows:,} of them are answered by the model first, with at most {int(longest.sum()):,} tokens")
 
 
 def size(size_bytes: float) -> str:

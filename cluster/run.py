@@ -14,12 +14,12 @@ from actors.capture.boundary import resolve_boundaries
 from actors.capture.flags import check_flags, check_names, declared_fields
 from actors.capture.model_info import ModelInfo, read_model_info
 from actors.models import ModelFiles, find_model
-from cluster.config import MarkersPolicy, PromptsConfig, RunConfig, local_path
+from cluster.config import GenerateConfig, MarkersPolicy, PromptsConfig, RunConfig, local_path
 from storage.errors import ConfigError
 from storage.identity import Identity
 from storage.keep import Keep
 from storage.layout import Layout, State, shard_rows_for
-from storage.prompts import LossMask, PromptSpec
+from storage.prompts import GenerateSpec, LossMask, PromptSpec
 
 
 @dataclass(frozen=True)
@@ -161,4 +161,12 @@ def _prompt_spec(
         trust_remote_code=config.model.trust_remote_code,
         limit=prompts.limit,
         vocab_size=model.vocab_size,
+        generate=_generate_spec(config.generate),
     )
+
+
+def _generate_spec(given: GenerateConfig | None) -> GenerateSpec | None:
+    """What decides the answers; how the pass is led isn't among it."""
+    if given is None:
+        return None
+    return GenerateSpec(**given.model_dump(exclude={"unanswered", "concurrent_rows"}))

@@ -97,6 +97,10 @@ class Staff:
                 self._fleet.remove(member.name)
         self._introduce()
 
+    def new_prompts(self) -> None:
+        """The prompt table was made: nodes that don't see the output get a copy of it."""
+        self._admission.ship_prompts()
+
     def close(self) -> None:
         """Starts nobody any more: the run is to stop."""
         self._closed = True
@@ -125,6 +129,8 @@ class Staff:
 
     def relax(self, status: Status) -> None:
         """Lets engines go that have nothing to do any more, so that their nodes can be taken away."""
+        if status.task == "answer":
+            return  # the capture needs them all
         self._enough = has_enough(self._enough, status, self._config.limits.batch_samples)
         if not self._enough or self._closed:
             return

@@ -14,7 +14,7 @@ from actors.run_messages import RunSummary, Status
 from cluster.lines import LOGGER, set_up_lines
 from cluster.live import problems, view
 from cluster.metrics import RunMetrics
-from cluster.pace import MemberPace, Pace, Pacer
+from cluster.pace import MemberPace, Pace, Pacer, spoken_rate
 from cluster.report import duration, size
 
 LINE_EVERY_S = 10.0
@@ -82,7 +82,8 @@ class Watch:
         """
         now_s = self._clock()
         pace = self._pacer.look(status, now_s)
-        self._keep(pace, now_s)
+        if status.task == "capture":
+            self._keep(pace, now_s)
         if self._metrics is not None:
             self._metrics.update(pace, hosts, len(loading))
         if self._live is not None:
@@ -143,6 +144,8 @@ def progress_fields(pace: Pace, loading: Mapping[str, float]) -> dict[str, Any]:
     status = pace.status
     return {
         "event": "progress",
+        "task": status.task,
+        "answer_tokens": status.answer_tokens,
         "done_tokens": pace.done_tokens,
         "total_tokens": pace.total_tokens,
         "tokens_per_s": None if pace.tokens_per_s is None else round(pace.tokens_per_s, 1),
@@ -168,9 +171,12 @@ def progress_line(pace: Pace, loading: Mapping[str, float]) -> str:
     """One line of ``key=value``, for people and for grep."""
     status, counts = pace.status, pace.status.counts
     share = pace.done_tokens / max(1, pace.total_tokens)
-    parts = [f"progress {share:.0%}", f"tokens={pace.done_tokens:,}/{pace.total_tokens:,}"]
-    if pace.tokens_per_s is not None:
-        parts.append(f"rate={pace.tokens_per_s:,.0f}/s")
+    if status.task == "answer":
+        parts = [f"answering {share:.0%}", f"said={status.answer_tokens:,}"]
+    else:
+        parts = [f"progress {share:.0%}", f"tokens={pace.done_tokens:,}/{pace.total_tokens:,}"]
+    if (rate := spoken_rate(pace)) is not None:
+        parts.append(f"rate={rate:,.0f}/s")
     if pace.left_s is not None:
         parts.append(f"left={duration(pace.left_s).replace(' ', '')}")
     parts += [

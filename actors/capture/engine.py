@@ -71,10 +71,21 @@ class EngineProcess:
             SGLang's answer, with ``output_ids`` and ``meta_info``.
         """
         sampling = {"max_new_tokens": new_tokens, "temperature": 0.0, "ignore_eos": True}
+        return await self.generate(token_ids, rid, sampling, **more)
+
+    async def generate(
+        self, token_ids: list[int], rid: str, sampling: Mapping[str, Any], **more: Any
+    ) -> dict[str, Any]:
+        """Runs one request with SGLang's sampling parameters; answers as `prefill`."""
         answer: dict[str, Any] = await self.engine.async_generate(
-            input_ids=token_ids, sampling_params=sampling, rid=rid, **more
+            input_ids=token_ids, sampling_params=dict(sampling), rid=rid, **more
         )
         return answer
+
+    @property
+    def heard_ms(self) -> int:
+        """When the scheduler processes were last heard of: it moves while a long answer is decoded."""
+        return int(1000 * getattr(self.engine.tokenizer_manager, "last_receive_tstamp", 0.0))
 
     def abort_all(self) -> None:
         """Gives up every request."""

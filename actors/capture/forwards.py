@@ -14,6 +14,8 @@ AT_LAYERS = "hs-at-layers:"
 """Prefixes of request ids: captured; captured and checked; run with the collector switched off; from this forward
 on, boundaries are read at the layers' inputs. Every rank sees the ids of a forward, so all ranks change together.
 Anything else, such as warm-up and health checks, passes through untouched."""
+ANSWERED = "hs-answer:"
+"""Of requests that the model answers: none of the above, so they pass through untouched."""
 AGAIN = ":again"
 """Suffix of the ids under which samples are captured a second time."""
 CHECKED = ":checked"

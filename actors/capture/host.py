@@ -102,6 +102,11 @@ class EngineHost:
         return self._engine
 
     @property
+    def heard_ms(self) -> int:
+        """When its processes were last heard of; 0 before there are any."""
+        return self._engine.heard_ms if self._engine is not None else 0
+
+    @property
     def intake(self) -> Intake:
         """Where its states arrive; only after its start."""
         assert self._intake is not None

@@ -146,7 +146,7 @@ class CaptureJob:
 
     def finish(self, engine: str, intake: Intake, answered: float) -> None:
         """Completes the batch: rows that haven't come by now never will."""
-        self._forget_routes(intake)
+        self.forget_routes(intake)
         for i in range(len(self.rids)):
             missing = self.join.missing_rows(i)
             if missing:
@@ -161,9 +161,8 @@ class CaptureJob:
         with contextlib.suppress(InvalidStateError):
             self._record.set_result(record)
 
-    def break_off(self, intake: Intake, error: BaseException | None) -> None:
+    def break_off(self, error: BaseException | None) -> None:
         """Ends the job before its time: with an error, or cancelled."""
-        self._forget_routes(intake)
         futures: list[Future[Any]] = [*self._segments, self._record]
         for future in futures:
             if error is None:
@@ -172,7 +171,8 @@ class CaptureJob:
                 with contextlib.suppress(InvalidStateError):
                     future.set_exception(error)
 
-    def _forget_routes(self, intake: Intake) -> None:
+    def forget_routes(self, intake: Intake) -> None:
+        """Has nothing brought here any more."""
         for rid in self.rids:
             intake.forget(rid)
             intake.forget(f"{rid}{AGAIN}")

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
+from actors.capture.answers import AnswerJob
 from actors.capture.engine import SchedulerFunction
 from actors.capture.forwards import AGAIN
 from actors.capture.hook import run_scheduler_with_hook
@@ -21,6 +22,7 @@ from actors.capture.second_look import LOOK_EVERY
 from actors.capture.stand_in import SecondProof, prove_by_stand_in
 from actors.capture.statistics import Alarms, StateStatistics
 from actors.messages import Batch, EngineSpec
+from actors.questions import Ask
 from storage.errors import EngineDead, HsdumpError
 
 
@@ -46,7 +48,7 @@ class CaptureSession:
         self._look_every = look_every
         self.statistics = StateStatistics(spec.capture.layout)
         self.alarms = Alarms(spec.capture.layout)
-        self._tasks: dict[CaptureJob, Future[None]] = {}
+        self._tasks: dict[CaptureJob | AnswerJob, Future[None]] = {}
         self._answers = 0
         self._jobs = 0
         self._samples = 0
@@ -94,10 +96,35 @@ class CaptureSession:
             self._break_off(self._host.dead)
         return job
 
+    def ask(self, batch: Batch, asks: Sequence[Ask], sampling: Mapping[str, Any]) -> AnswerJob:
+        """Has the engine answer a batch of questions.
+
+        Args:
+            batch: the samples.
+            asks: a question for each of them.
+            sampling: of all answers.
+
+        Raises:
+            EngineDead: there is no engine any more.
+        """
+        self.check_alive()
+        with self._lock:
+            self._jobs += 1
+            job = AnswerJob(batch, asks, sampling, self._spec.run_id, self._jobs)
+            self._tasks[job] = self._host.post(self._answer(job))
+        if self._host.dead is not None:  # it died since the check above
+            self._break_off(self._host.dead)
+        return job
+
+    async def _answer(self, job: AnswerJob) -> None:
+        await job.run(self._host)
+        with self._lock:
+            self._tasks.pop(job, None)
+
     def progress(self) -> int:
-        """A counter that moves whenever states arrive or the engine answers."""
+        """A counter that moves whenever states arrive, the engine answers, or it decodes a while longer."""
         intake = self._host.intake_or_none
-        return self._answers + (intake.progress if intake else 0)
+        return self._answers + (intake.progress if intake else 0) + self._host.heard_ms
 
     def ring_wait_s(self) -> float:
         """Seconds that forwards have waited for room in the rings so far."""
@@ -127,7 +154,9 @@ class CaptureSession:
         with self._lock:
             tasks, self._tasks = self._tasks, {}
         for job, task in tasks.items():
-            job.break_off(self._host.intake, error)
+            if isinstance(job, CaptureJob):
+                job.forget_routes(self._host.intake)
+            job.break_off(error)
             task.cancel()
 
     async def _capture(self, job: CaptureJob) -> None:
