@@ -49,6 +49,36 @@ class RowsForecast:
 
 
 @dataclass(frozen=True)
+class AnswersForecast:
+    """What the model is to say before the capture.
+
+    Attributes:
+        rows: that it is to answer.
+        answered: of these, in the dump already.
+        most_tokens: that the others may come to.
+        all_tokens: that all of them may come to.
+    """
+
+    rows: int
+    answered: int
+    most_tokens: int
+    all_tokens: int
+
+
+def forecast_answers(longest: NDArray[np.int32], answered: NDArray[np.int64]) -> AnswersForecast:
+    """Rows and tokens of the pass of the answers.
+
+    Args:
+        longest: int32 [rows], most tokens of each row's answer; 0 where none is asked.
+        answered: rows that have one.
+    """
+    left = longest.astype(np.int64)
+    left[answered] = 0
+    everything = int(longest.sum(dtype=np.int64))
+    return AnswersForecast(int((longest > 0).sum()), len(answered), int(left.sum()), everything)
+
+
+@dataclass(frozen=True)
 class SizeForecast:
     """What the dump takes at the output.
 
@@ -132,16 +162,20 @@ class TimeForecast:
     write_bytes_per_s: float
 
 
-def forecast_rows(summary: PreparedSummary, tokens: NDArray[np.int32], stateless: int) -> RowsForecast:
+def forecast_rows(
+    summary: PreparedSummary, tokens: NDArray[np.int32], stateless: int, answer_tokens: int = 0
+) -> RowsForecast:
     """Counts and lengths.
 
     Args:
         summary: of the preparation.
-        tokens: int32 [to_collect], lengths of the rows to collect.
+        tokens: int32 [to_collect], lengths of the rows to collect, with the longest answers.
         stateless: prepared rows of which no token's states are to be stored; they aren't among ``tokens``.
+        answer_tokens: that the model may say before; every one of them is supervised.
     """
     none = f"no token of {stateless} rows has its states stored (capture.keep); they are skipped"
     kinds = {r.kind: r.count for r in summary.reasons}
+    all_tokens = summary.tokens + answer_tokens
     width = max(1, math.ceil(int(tokens.max()) / _BARS))
     bars = np.bincount((tokens - 1) // width, minlength=_BARS)[:_BARS]
     return RowsForecast(
@@ -151,8 +185,8 @@ def forecast_rows(summary: PreparedSummary, tokens: NDArray[np.int32], stateless
         skipped=summary.skipped + stateless,
         over_long=kinds.get("over_long", 0),
         duplicates=kinds.get("duplicate", 0),
-        tokens=summary.tokens,
-        supervised_share=summary.supervised_tokens / summary.tokens,
+        tokens=all_tokens,
+        supervised_share=(summary.supervised_tokens + answer_tokens) / all_tokens,
         tokens_by_percentile={q: int(np.percentile(tokens, q, method="nearest")) for q in QUANTILES},
         histogram=tuple(((i + 1) * width, int(n)) for i, n in enumerate(bars)),
         reasons=summary.reasons,

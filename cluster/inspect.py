@@ -15,7 +15,7 @@ from cluster.statistics import float8_errors
 from storage.errors import ConfigError
 from storage.files import Store
 from storage.layout import Layout
-from storage.prompts import PreparedSummary, read_prepared
+from storage.prompts import Answer, PreparedSummary, PromptTable, read_prepared
 from storage.reader import Dump, open_dump
 from storage.sample import Sample
 
@@ -42,6 +42,15 @@ def inspect(url: str, sample_id: str | None) -> None:
     except KeyError as error:
         raise ConfigError(str(error.args[0])) from None
     _print_sample(console, dump, sample)
+    answer = PromptTable(Store(url)).answer(sample.row)
+    if answer is not None:
+        console.print(f"\n{escape(said(answer))}")
+
+
+def said(answer: Answer) -> str:
+    """What is known of an answer of the model's own, in one line."""
+    how = "came to its end" if answer.finish_reason == "stop" else f"was cut ({answer.finish_reason})"
+    return f"the model's own answer begins at token {answer.answer_start} and {how}; seed {answer.seed}"
 
 
 def _print_dump(console: Console, dump: Dump, prepared: PreparedSummary | None) -> None:

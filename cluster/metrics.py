@@ -30,6 +30,7 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "hsdump_captured_tokens": ("Tokens that engines answered, retries included.", ()),
+    "hsdump_answer_tokens": ("Tokens that the model said in the pass of its answers.", ()),
     "hsdump_stored_bytes": ("Bytes of committed shards.", ()),
     "hsdump_written_bytes": ("Bytes of states that a writer was given.", ("writer",)),
     "hsdump_engine_busy_seconds": ("Time in which an engine had work.", ("engine",)),
@@ -84,8 +85,11 @@ class RunMetrics:
         self._set("hsdump_paused", int(status.paused is not None))
         for where in get_args(Where):
             self._set("hsdump_bottleneck", int(pace.bottleneck == where), where=where)
-        self._reach("hsdump_captured_tokens", status.captured_tokens)
-        self._reach("hsdump_stored_bytes", status.stored_bytes)
+        if status.task == "answer":
+            self._reach("hsdump_answer_tokens", status.answer_tokens)
+        else:
+            self._reach("hsdump_captured_tokens", status.captured_tokens)
+            self._reach("hsdump_stored_bytes", status.stored_bytes)
         for kind, count in status.events.items():
             self._reach("hsdump_problems", count, **{"class": kind})
         for engine in status.engines:

@@ -23,11 +23,13 @@ from cluster.admission import Admission, Needs
 from cluster.collect import refuse_foreign
 from cluster.config import RunConfig, load_run
 from cluster.forecast import (
+    AnswersForecast,
     EnginesForecast,
     MemoryForecast,
     RowsForecast,
     SizeForecast,
     TimeForecast,
+    forecast_answers,
     forecast_engines,
     forecast_memory,
     forecast_rows,
@@ -53,7 +55,8 @@ from storage.files import Store
 from storage.keep import Keep
 from storage.layout import Layout
 from storage.manifest import committed_samples, read_manifests
-from storage.prompts import PromptTable, prepare, prompts_identity, read_prepared
+from storage.prompts import ASKED, PromptTable, answered, prepare, prompts_identity, read_prepared
+from storage.prompts.parts import FOLDER
 
 PROBE_TOKENS = 16_384
 """Of the run's rows, to measure an engine's speed with."""
@@ -81,6 +84,7 @@ class Plan:
     output: str | None = None
     resumes: bool = False
     rows: RowsForecast | None = None
+    answers: AnswersForecast | None = None
     boundaries: tuple[BoundaryRow, ...] = ()
     serving: ServingIds | None = None
     size: SizeForecast | None = None
@@ -107,9 +111,10 @@ class _Prepared:
 
     Attributes:
         rows: int64 [to_collect], their numbers.
-        tokens: int32 [to_collect].
+        tokens: int32 [to_collect]; of a row that the model answers, with the longest answer.
         kept: int32 [to_collect], tokens whose states are stored.
         committed: bool [to_collect].
+        answers: what the model is to say first; None where it is asked nothing, or has said it.
     """
 
     table: PromptTable
@@ -117,6 +122,7 @@ class _Prepared:
     tokens: NDArray[np.int32]
     kept: NDArray[np.int32]
     committed: NDArray[np.bool_]
+    answers: AnswersForecast | None
 
     @property
     def stateless(self) -> int:
@@ -193,7 +199,7 @@ def _probe(
     plan.probe = found.lines
     if found.error is not None:
         raise found.error
-    too_long = int((prepared.tokens > found.max_sample_tokens).sum())
+    too_long = int((prepared.table.tokens[prepared.rows] > found.max_sample_tokens).sum())
     if too_long:
         plan.problems.append(
             f"{too_long} rows are longer than the {found.max_sample_tokens:,} tokens that an engine takes: lower "
@@ -271,7 +277,9 @@ def _plan_run(
         prepared = _prepare(plan, run, store, scratch)
     if prepared is None:
         return None
-    plan.rows = forecast_rows(prepared.table.summary, prepared.tokens, prepared.stateless)
+    said = prepared.answers.all_tokens if prepared.answers is not None else 0
+    plan.rows = forecast_rows(prepared.table.summary, prepared.tokens, prepared.stateless, said)
+    plan.answers = prepared.answers
     with plan.part():
         plan.preview = _preview(run, prepared)
     longest = prepared.table.summary.longest_tokens
@@ -299,7 +307,7 @@ def _prepare(plan: Plan, run: Run, store: Store | None, scratch: Store) -> _Prep
     if store is not None:
         with plan.part():
             refuse_foreign(store)
-            there = read_prepared(store)
+            there = read_prepared(store) or read_prepared(store, ASKED)
             if there is not None and store.exists(ROOT_KEY):
                 identity = run.identity(prompts_identity(run.prompts))
                 check_identity(store, read_header(store), identity, run.config.writers.codec)
@@ -307,7 +315,9 @@ def _prepare(plan: Plan, run: Run, store: Store | None, scratch: Store) -> _Prep
                 plan.resumes = True
     if there is None or not plan.resumes:
         prepare(scratch, run.prompts)
-    table = PromptTable(store if plan.resumes and store is not None else scratch)
+    source = store if plan.resumes and store is not None else scratch
+    asks = run.prompts.generate is not None and read_prepared(source) is None
+    table = PromptTable(source, ASKED if asks else FOLDER)
     kept = table.kept(run.keep)
     rows = np.flatnonzero((table.status == 0) & (kept > 0))
     if not rows.size:
@@ -315,7 +325,11 @@ def _prepare(plan: Plan, run: Run, store: Store | None, scratch: Store) -> _Prep
             f"no row has a token whose states are to be stored (capture.keep: {run.keep}); set it to all"
         )
     committed = np.isin(rows, np.fromiter(committed_rows, np.int64, len(committed_rows)))
-    return _Prepared(table, rows, table.tokens[rows], kept[rows], committed)
+    tokens, answers = table.tokens[rows], None
+    if asks:
+        longest = table.questions()[0]
+        tokens, answers = tokens + longest[rows], forecast_answers(longest, answered(source)[0])
+    return _Prepared(table, rows, tokens, kept[rows], committed, answers)
 
 
 def _size(run: Run, layout: Layout, prepared: _Prepared, store: Store, places: Sequence[str]) -> SizeForecast:

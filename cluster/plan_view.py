@@ -96,6 +96,13 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
         )
     if plan.rows is not None:
         yield from _row_lines(plan.rows)
+    if plan.answers is not None:
+        a = plan.answers
+        yield (
+            "answers",
+            f"the model answers {a.rows:,} rows first, {a.answered:,} of them are answered; at most "
+            f"{a.most_tokens:,} tokens are left to say, and all lengths here are with the longest answers",
+        )
     if plan.size is not None:
         yield from _size_lines(plan, plan.size)
     if plan.engines is not None:

@@ -13,6 +13,7 @@ import numpy as np
 from actors.capture.boundary import boundary_table
 from actors.messages import CaptureSpec
 from cluster.collect import RUN_KEY
+from cluster.inspect import said
 from cluster.page.statistics import Statistics, read_statistics
 from cluster.preview import Stretch, load_tokenizer, stretches
 from cluster.statistics import STATISTICS_KEY, norm_counts
@@ -20,7 +21,7 @@ from cluster.verify import VERIFY_KEY
 from storage.account import AccountFindings, check_account
 from storage.errors import HsdumpError
 from storage.files import Store
-from storage.prompts import PreparedSummary, read_prepared
+from storage.prompts import PreparedSummary, PromptTable, read_prepared
 from storage.reader import Dump, open_dump
 from storage.sample import Sample
 
@@ -34,7 +35,10 @@ REASONS = 200
 
 @dataclass(frozen=True)
 class Browsed:
-    """One sample of the browser; ``pieces`` is empty where the tokenizer isn't on this machine."""
+    """One sample of the browser; ``pieces`` is empty where the tokenizer isn't on this machine.
+
+    ``said`` is what is known of an answer of the model's own; empty where it is none.
+    """
 
     sample_id: str
     row: int
@@ -43,6 +47,7 @@ class Browsed:
     shard: int
     pieces: tuple[Stretch, ...]
     cut: bool
+    said: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ def read_facts(url: str) -> Facts:
         statistics=statistics,
         statistics_problem=problem,
         unusual_tokens=_unusual(kept),
-        browsed=() if problem else tuple(_browsed(dump)),
+        browsed=() if problem else tuple(_browsed(dump, _prompts(store))),
     )
 
 
@@ -135,16 +140,25 @@ def _unusual(kept: Mapping[str, Any]) -> int:
     return sum(int(engine.get("alarms", 0)) for engines in kept.values() for engine in engines.values())
 
 
-def _browsed(dump: Dump) -> list[Browsed]:
+def _prompts(store: Store) -> PromptTable | None:
+    """The prompt table; None where the dump holds none, as a part of one may."""
+    return PromptTable(store) if read_prepared(store) is not None else None
+
+
+def _browsed(dump: Dump, prompts: PromptTable | None) -> list[Browsed]:
     """Samples in the order of the prompt file, spread over it."""
     tokenizer = load_tokenizer(dump.header.model_path)
     numbers = np.unique(np.linspace(0, len(dump) - 1, min(BROWSED, len(dump))).astype(int))
-    return [_one(dump[int(n)], tokenizer) for n in numbers] if len(dump) else []
+    return [_one(dump[int(n)], tokenizer, prompts) for n in numbers] if len(dump) else []
 
 
-def _one(sample: Sample, tokenizer: Any) -> Browsed:
+def _one(sample: Sample, tokenizer: Any, prompts: PromptTable | None) -> Browsed:
     ids, mask, _ = sample.columns()
     shown_ids, shown_mask = ids[:BROWSED_TOKENS].tolist(), mask[:BROWSED_TOKENS].tolist()
     pieces = stretches(tokenizer, shown_ids, shown_mask) if tokenizer is not None else ()
     cut = sample.tokens > BROWSED_TOKENS
-    return Browsed(sample.sample_id, sample.row, sample.tokens, int(mask.sum()), sample.shard, pieces, cut)
+    answer = prompts.answer(sample.row) if prompts is not None else None
+    about = said(answer) if answer is not None else ""
+    return Browsed(
+        sample.sample_id, sample.row, sample.tokens, int(mask.sum()), sample.shard, pieces, cut, about
+    )
