@@ -7,7 +7,7 @@ PYTEST  = $(BIN)/python -m pytest
 DRAFTER = .cache/drafter
 PACKAGES = .cache/drafter-packages
 
-.PHONY: install demo demo-drafter test test-fast chaos lint bench bench-storage bench-read bench-scale bench-balance bench-reference bench-gpu models models-table test-oldest docs clean
+.PHONY: install demo demo-drafter test test-fast chaos lint bench bench-storage bench-read bench-scale bench-balance bench-reference bench-answers bench-gpu models models-table test-oldest docs clean
 
 install: $(VENV)/.installed
 
@@ -92,6 +92,10 @@ bench-balance: install
 # 10,000 samples, 17.3 million tokens, every byte compared with the generator.
 bench-reference: install
 	$(BIN)/python tests/bench/bench_reference.py $(if $(DIR),--dir $(DIR)) $(ARGS)
+
+# Answers by the model itself: what answering costs, and what capturing costs.
+bench-answers: install $(MODEL)/config.json
+	$(BIN)/python tests/bench/bench_answers.py $(if $(DIR),--dir $(DIR)) $(ARGS)
 
 # On a host with GPUs, against the SGLang that is installed in $(VENV): make bench-gpu DIR=/data/scratch ARGS='--rounds 5'
 bench-gpu: install

@@ -184,10 +184,14 @@ class ChatTokenizer:
         """Token ids that end an answer, ascending: EOS, what the template puts after an answer, and ``stop``.
 
         Raises:
-            PromptError: a text of ``stop`` isn't exactly one token.
+            PromptError: a text of ``stop`` isn't exactly one token, or a number is no token id.
         """
         found = {self._tokenizer.eos_token_id, self._end_of_answer()} - {None}
         for one in stop:
+            if isinstance(one, int) and not 0 <= one < self.vocab_size:
+                raise PromptError(
+                    f"generate.stop: {one} is no token id; the tokenizer has {self.vocab_size}, from 0"
+                )
             ids = [one] if isinstance(one, int) else self.encode(one).token_ids.tolist()
             if len(ids) != 1:
                 raise PromptError(

@@ -247,6 +247,8 @@ def test_answers_end_with_the_templates_end_of_turn_and_with_what_is_asked_for()
     assert chat.stop_ids(("<|begin_of_text|>", 40)) == tuple(sorted({end, bos, 40}))
     with pytest.raises(PromptError, match=r"'The answer is four.' is \d+ tokens"):
         chat.stop_ids(("The answer is four.",))
+    with pytest.raises(PromptError, match="100000 is no token id"):
+        chat.stop_ids((100_000,))
 
 
 def test_the_tables_columns_are_those_that_the_format_names(tmp_path: Path, tokenizer_path: str) -> None:
