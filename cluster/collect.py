@@ -148,8 +148,9 @@ def collect_into(
     _record(store, run, session.log_dir, started, summary, watch.timeline, answered)
     account = summary.account
     if account is None:
+        what = "committed" if answering is None or answered else "answered"
         raise IncompleteRun(
-            f"{summary.stopped}: {summary.counts.committed} of {summary.counts.total} rows are committed; the same "
+            f"{summary.stopped}: {summary.counts.committed} of {summary.counts.total} rows are {what}; the same "
             "command goes on from there"
         )
     say_account(account, header.layout)

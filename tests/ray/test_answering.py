@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -34,7 +38,7 @@ CONFIG = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run whose answers take some twelve seconds; a part of them is committed after five."""
+    """A run whose answers take some twenty seconds; a part of them is committed every five."""
     model = tmp_path / "model"
     tiny_tokenizer("chatml").save_pretrained(str(model))
     (model / "config.json").write_text(json.dumps(CONFIG))
@@ -45,9 +49,9 @@ def run(tmp_path: Path) -> Path:
         "model": {"path": str(model)},
         "capture": {"boundaries": [2, 4], "final_normed": True},
         "prompts": {"url": str(tmp_path / "prompts.jsonl"), "max_tokens": 200, "loss_mask": "last_turn"},
-        "generate": {"max_new_tokens": 40, "temperature": 1.0, "n": ANSWERS, "concurrent_rows": 8},
+        "generate": {"max_new_tokens": 80, "temperature": 1.0, "n": ANSWERS, "concurrent_rows": 8},
         "output": str(tmp_path / "dump"),
-        # Its 40th sample, of either pass, is the last of an engine that comes up first.
+        # The first engine dies with its 30th row.
         "engine": {
             "kind": "synthetic",
             "gpus": 0,
@@ -66,16 +70,34 @@ def committed(dump: Path) -> dict[str, list[int]]:
     return {part.name: pq.read_table(part, columns=["row"])["row"].to_pylist() for part in parts}
 
 
+def wait_for_parts(collecting: Collecting, dump: Path, count: int) -> None:
+    deadline_s = time.monotonic() + 60
+    while len(committed(dump)) < count:
+        assert collecting.process.poll() is None
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def coordinator_of(collecting: Collecting) -> int:
+    """The process that leads the pass, by the title that Ray gives it."""
+    found = []
+    for process in psutil.Process(collecting.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any(part.startswith("ray::AnsweringCoordinator") for part in process.cmdline()):
+                found.append(process.pid)
+    assert len(found) == 1
+    return found[0]
+
+
 def test_a_run_killed_while_the_model_answers_goes_on_with_what_is_left(run: Path, tmp_path: Path) -> None:
     dump = tmp_path / "dump"
     collecting = Collecting(run)
     try:
         collecting.until("engine-0 is gone")
-        deadline_s = time.monotonic() + 60
-        while not committed(dump):
-            assert collecting.process.poll() is None
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
+        wait_for_parts(collecting, dump, 1)
+        os.kill(coordinator_of(collecting), signal.SIGKILL)
+        collecting.until("the coordinator died; a new one starts from the manifests, engines go on")
+        wait_for_parts(collecting, dump, len(committed(dump)) + 1)
         collecting.process.kill()
         collecting.process.wait()
     finally:
