@@ -21,6 +21,8 @@ def has_enough(before: bool, status: Status, batch_samples: int) -> bool:
         batch_samples: most samples in a batch.
     """
     pending = status.counts.pending
+    if status.task == "answer":
+        return False  # the capture comes after it, and needs them all
     if not before:
         return pending == 0 and status.counts.total > 0
     return pending <= _BATCHES * batch_samples * max(1, len(status.engines))

@@ -129,8 +129,6 @@ class Staff:
 
     def relax(self, status: Status) -> None:
         """Lets engines go that have nothing to do any more, so that their nodes can be taken away."""
-        if status.task == "answer":
-            return  # the capture needs them all
         self._enough = has_enough(self._enough, status, self._config.limits.batch_samples)
         if not self._enough or self._closed:
             return

@@ -11,6 +11,8 @@ from actors.balance import Limits
 from actors.ledger import Ledger
 from actors.messages import SampleOutcome
 from actors.pace import PACE_ANSWERS, Pace
+from cluster.answering import answer_limits
+from cluster.config import GenerateConfig, LimitsConfig
 
 LIMITS = Limits(
     batch_tokens=16_384, batch_bytes=1 << 40, batch_samples=64, batches_per_engine=3, in_flight_bytes=1 << 40
@@ -118,3 +120,19 @@ def test_engine_that_joins_late_counts_like_the_mean_of_the_others() -> None:
     simulation.ledger.add_engine("new", "new")
     speeds = simulation.ledger.engines.speeds()
     assert speeds["new"] == pytest.approx(10_000, rel=0.05)
+
+
+def test_engines_that_work_on_many_rows_at_once_are_filled_to_the_last_row_and_alike() -> None:
+    limits = LimitsConfig(batch_tokens=100_000)
+    capture = Limits(limits.batch_tokens, 1 << 40, limits.batch_samples, 3, 1 << 40)
+    answers = answer_limits(capture, GenerateConfig(concurrent_rows=256))
+    ledger = Ledger(np.full(300, 1000, np.int32), np.zeros(300, np.bool_), 4, answers)
+    for name in ("a", "b"):
+        ledger.add_engine(name, name)
+    ledger.add_writer("answers", "a")
+    given = dict.fromkeys("ab", 0)
+    while (batch := ledger.next_batch()) is not None:
+        assert len(batch.samples) <= 4
+        given[batch.engine] += len(batch.samples)
+    assert sum(given.values()) == 300
+    assert abs(given["a"] - given["b"]) <= 4

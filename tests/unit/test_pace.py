@@ -13,9 +13,9 @@ from actors.figures import EngineTimes, Figures
 from actors.rows import Counts
 from actors.run_messages import MemberStatus, Status
 from cluster.lines import set_up_lines
-from cluster.pace import Pacer
+from cluster.pace import Pacer, spoken_rate
 from cluster.report import say
-from cluster.watch import Watch
+from cluster.watch import Watch, progress_line
 
 GIB = 1 << 30
 
@@ -154,3 +154,13 @@ def test_a_terminal_gets_a_live_view_and_lines_above_it():
 def _plain_lines():
     yield
     set_up_lines()
+
+
+def test_the_capture_is_counted_anew_after_the_answers() -> None:
+    pacer = Pacer()
+    pacer.look(status(0, committed=900, task="answer"), 0.0)
+    answering = pacer.look(status(500, committed=900, task="answer", answer_tokens=50), 10.0)
+    assert spoken_rate(answering) == pytest.approx(5.0)
+    assert progress_line(answering, {}).startswith("answering 14% said=50 rate=5/s")
+    capturing = pacer.look(status(600, committed=0), 20.0)
+    assert (capturing.done_tokens, capturing.tokens_per_s) == (600, None)

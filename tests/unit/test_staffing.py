@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -44,6 +45,10 @@ def test_a_few_samples_that_come_back_are_left_to_the_engines_that_are_there():
     assert has_enough(True, status(12, a=0), batch_samples=4)
     assert not has_enough(True, status(13, a=0), batch_samples=4)
     assert has_enough(True, status(24, a=0, b=0), batch_samples=4)
+
+
+def test_everybody_stays_for_the_capture_that_follows_the_answers():
+    assert not has_enough(True, replace(status(0, a=0, b=0), task="answer"), batch_samples=4)
 
 
 def test_idle_and_loading_engines_go_and_busy_ones_stay():
