@@ -20,8 +20,8 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent.parent
 QUESTIONS = ROOT / "examples/questions.jsonl"
 END_OF_TURN = 2
-TOKEN_GAP = 0.02
-"""Share of the largest logit by which a greedy token may miss it: the engine computes in bfloat16."""
+TOKEN_GAP = 0.3
+"""Logits by which a greedy token may miss the largest one, of 6 to 20: the engine computes in bfloat16."""
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +53,13 @@ def test_answers_are_the_greedy_ones_of_hugging_face(collected, smollm2):
         answer = table.answer(sample.row)
         if answer is None:
             continue
-        ids = torch.from_numpy(sample.token_ids.astype("int64"))
+        ids = sample.token_ids.long()
         start = answer.answer_start
         with torch.no_grad():
             logits = model(ids[None]).logits[0, start - 1 : -1]
         best = logits.max(dim=-1).values
         said = logits.gather(1, ids[start:, None])[:, 0]
-        assert ((best - said) <= TOKEN_GAP * best.abs() + 0.3).all(), sample.sample_id
+        assert (best - said).max() <= TOKEN_GAP, sample.sample_id
         agree += int((logits.argmax(dim=-1) == ids[start:]).sum())
         total += len(ids) - start
         finishes.add(answer.finish_reason)
@@ -70,7 +70,7 @@ def test_answers_are_the_greedy_ones_of_hugging_face(collected, smollm2):
             assert len(ids) - start == 24
     assert finishes == {"stop", "length"}
     assert total > 150
-    assert agree / total > 0.97
+    assert agree / total > 0.95
 
 
 def test_masks_are_the_answers_and_a_row_that_was_answered_passes(collected):
