@@ -106,7 +106,7 @@ class AnswerArchive(Archive):
     async def finalise(self, ledger: Ledger) -> Account:
         """The counts; the prompt table is made by the driver, which has the tokenizer."""
         c = ledger.counts()
-        return Account(c.total, c.committed, c.skipped, c.failed, self.answer_tokens)
+        return Account(c.total, c.committed, c.skipped, c.failed, self.answer_tokens, kept=0)
 
     def outcomes(self, ledger: Ledger) -> tuple[Outcome, ...]:
         """Rows that this pass couldn't answer, with the reasons."""

@@ -13,7 +13,7 @@ from cluster.config import GenerateConfig
 from cluster.report import duration, say, say_prepared
 from storage.errors import IncompleteRun, ResourceError
 from storage.files import Store
-from storage.prompts import PromptSpec, take_answers
+from storage.prompts import ASKED, PromptSpec, PromptTable, take_answers
 
 _BATCH_ROWS = 4
 """Rows that are answered together; small, since a batch ends with its longest answer and is lost with its engine."""
@@ -41,10 +41,9 @@ class AnswerPass:
         prompts: as they were prepared.
         generate: how they are answered.
         capture: how the capture will be led.
-        longest_tokens: of a row with the longest answer that it may get.
 
     Raises:
-        ResourceError: the states of such a row wouldn't fit on a node.
+        ResourceError: the states of a row with the longest answer that it may get wouldn't fit on a node.
     """
 
     def __init__(
@@ -53,12 +52,12 @@ class AnswerPass:
         prompts: PromptSpec,
         generate: GenerateConfig,
         capture: CoordinatorSpec,
-        longest_tokens: int,
     ) -> None:
-        need, room = longest_tokens * capture.layout.bytes_per_token, capture.limits.in_flight_bytes
+        most = int(PromptTable(store, ASKED).kept(capture.layout.keep).max())
+        need, room = most * capture.layout.bytes_per_token, capture.limits.in_flight_bytes
         if need > room:
             raise ResourceError(
-                f"a row may come to {longest_tokens:,} tokens with its answer, whose states take {need:,} bytes, but "
+                f"a row may come to {most:,} tokens with its answer, whose states take {need:,} bytes, but "
                 f"only {room:,} bytes may be in flight on a node; lower generate.max_new_tokens or prompts.max_tokens, "
                 "or give Ray a larger object store"
             )

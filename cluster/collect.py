@@ -140,7 +140,7 @@ def collect_into(
         coordinator = coordinator_spec(run, header.layout, nodes, store.url, log_dir)
         answering = None
         if config.generate is not None and read_prepared(store) is None:
-            answering = AnswerPass(store, run.prompts, config.generate, coordinator, prepared.longest_tokens)
+            answering = AnswerPass(store, run.prompts, config.generate, coordinator)
         driver = Driver(store, config, fleet, gpus, coordinator, admission, tenure, watch, answering)
         summary = driver.run(nodes)
     watch.summary(summary)

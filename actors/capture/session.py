@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from actors.capture.answers import AnswerJob
 from actors.capture.engine import SchedulerFunction
