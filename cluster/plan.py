@@ -14,13 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from actors.capture import flags
 from actors.capture.boundary import BoundaryRow, boundary_table
 from cluster.admission import Admission, Needs
-from cluster.collect import refuse_foreign
 from cluster.config import RunConfig, load_run
 from cluster.forecast import (
     AnswersForecast,
@@ -29,7 +25,6 @@ from cluster.forecast import (
     RowsForecast,
     SizeForecast,
     TimeForecast,
-    forecast_answers,
     forecast_engines,
     forecast_memory,
     forecast_rows,
@@ -41,27 +36,22 @@ from cluster.forecast import (
 from cluster.machine import gpu_bytes, this_machine
 from cluster.output import open_output
 from cluster.placement import Node, gpus_per_engine, place_engines, read_nodes
-from cluster.preview import Stretch, load_tokenizer, stretches
+from cluster.planned_rows import PlannedRows, committed_before, planned_rows
+from cluster.preview import Stretch
 from cluster.probing import not_probed, probe_on
 from cluster.run import Run, resolve
 from cluster.savings import Saving, forecast_savings
 from cluster.serving import serving_ids
 from cluster.session import connect
 from cluster.specs import coordinator_spec, engine_spec
-from storage.dump import ROOT_KEY, check_identity, read_header
-from storage.errors import HsdumpError, OutputError, PromptError
+from storage.errors import HsdumpError, OutputError
 from storage.export.draft_config import ServingIds
 from storage.files import Store
 from storage.keep import Keep
 from storage.layout import Layout
-from storage.manifest import committed_samples, read_manifests
-from storage.prompts import ASKED, PromptTable, answered, prepare, prompts_identity, read_prepared
-from storage.prompts.parts import FOLDER
 
 PROBE_TOKENS = 16_384
 """Of the run's rows, to measure an engine's speed with."""
-PREVIEW_TOKENS = 400
-"""The preview is the first row of at most so many tokens, so that it fits a screen."""
 
 
 @dataclass
@@ -103,36 +93,6 @@ class Plan:
             yield
         except HsdumpError as error:
             self.problems.append(" ".join(str(error).split()))
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """Prepared rows, wherever they are.
-
-    Attributes:
-        rows: int64 [to_collect], their numbers.
-        tokens: int32 [to_collect]; of a row that the model answers, with the longest answer.
-        kept: int32 [to_collect], tokens whose states are stored.
-        committed: bool [to_collect].
-        answers: what the model is to say first; None where it is asked nothing, or has said it.
-    """
-
-    table: PromptTable
-    rows: NDArray[np.int64]
-    tokens: NDArray[np.int32]
-    kept: NDArray[np.int32]
-    committed: NDArray[np.bool_]
-    answers: AnswersForecast | None
-
-    @property
-    def stateless(self) -> int:
-        """Prepared rows that aren't collected because nothing of them would be stored."""
-        return int((self.table.status == 0).sum()) - self.rows.size
-
-    def chosen(self, most_tokens: int) -> list[int]:
-        """Rows in the order of the file, of so many tokens together, one at least."""
-        ends = np.cumsum(self.tokens)
-        return [int(r) for r in self.rows[: max(1, int((ends <= most_tokens).sum()))]]
 
 
 def make_plan(
@@ -187,7 +147,7 @@ def make_plan(
 
 
 def _probe(
-    plan: Plan, run: Run, prepared: _Prepared, node_id: str, tokens_per_s: float | None
+    plan: Plan, run: Run, prepared: PlannedRows, node_id: str, tokens_per_s: float | None
 ) -> float | None:
     """Starts an engine on the run's own rows and ends it; the speed, unless it was given."""
     gpus = plan.engines.gpus_per_engine if plan.engines is not None else 0
@@ -258,7 +218,7 @@ def _plan_run(
     scratch: Store,
     nodes: Sequence[Node],
     places: Sequence[str],
-) -> _Prepared | None:
+) -> PlannedRows | None:
     plan.model = {
         "path": run.files.source,
         "architecture": run.model.architecture,
@@ -272,16 +232,21 @@ def _plan_run(
         plan.serving = serving_ids(run.model.architecture, run.boundaries, run.model.num_layers)
     with plan.part():
         plan.flags = _flags(run, gpus)
-    prepared = None
+    committed, prepared = None, None
+    if store is not None:
+        with plan.part():
+            committed = committed_before(run, store)
+    plan.resumes = committed is not None
     with plan.part():
-        prepared = _prepare(plan, run, store, scratch)
+        source = store if store is not None and plan.resumes else scratch
+        prepared = planned_rows(run, source, committed)
     if prepared is None:
         return None
     said = prepared.answers.all_tokens if prepared.answers is not None else 0
     plan.rows = forecast_rows(prepared.table.summary, prepared.tokens, prepared.stateless, said)
     plan.answers = prepared.answers
     with plan.part():
-        plan.preview = _preview(run, prepared)
+        plan.preview = prepared.preview(run)
     longest = prepared.table.summary.longest_tokens
     layout = run.layout(longest)
     supervised = prepared.table.kept(Keep("supervised"))[prepared.rows]
@@ -300,39 +265,9 @@ def _plan_run(
     return prepared
 
 
-def _prepare(plan: Plan, run: Run, store: Store | None, scratch: Store) -> _Prepared:
-    """The prepared rows: the output's own, or made in a scratch folder."""
-    committed_rows: set[int] = set()
-    there = None
-    if store is not None:
-        with plan.part():
-            refuse_foreign(store)
-            there = read_prepared(store) or read_prepared(store, ASKED)
-            if there is not None and store.exists(ROOT_KEY):
-                identity = run.identity(prompts_identity(run.prompts))
-                check_identity(store, read_header(store), identity, run.config.writers.codec)
-                committed_rows = set(committed_samples(read_manifests(store)))
-                plan.resumes = True
-    if there is None or not plan.resumes:
-        prepare(scratch, run.prompts)
-    source = store if plan.resumes and store is not None else scratch
-    asks = run.prompts.generate is not None and read_prepared(source) is None
-    table = PromptTable(source, ASKED if asks else FOLDER)
-    kept = table.kept(run.keep)
-    rows = np.flatnonzero((table.status == 0) & (kept > 0))
-    if not rows.size:
-        raise PromptError(
-            f"no row has a token whose states are to be stored (capture.keep: {run.keep}); set it to all"
-        )
-    committed = np.isin(rows, np.fromiter(committed_rows, np.int64, len(committed_rows)))
-    tokens, answers = table.tokens[rows], None
-    if asks:
-        longest = table.questions()[0]
-        tokens, answers = tokens + longest[rows], forecast_answers(longest, answered(source)[0])
-    return _Prepared(table, rows, tokens, kept[rows], committed, answers)
-
-
-def _size(run: Run, layout: Layout, prepared: _Prepared, store: Store, places: Sequence[str]) -> SizeForecast:
+def _size(
+    run: Run, layout: Layout, prepared: PlannedRows, store: Store, places: Sequence[str]
+) -> SizeForecast:
     writers = run.config.writers
     count = writers.per_node * (len(set(places)) if writers.place == "node" else 1)
     return forecast_size(
@@ -364,13 +299,3 @@ def _flags(run: Run, gpus: int) -> dict[str, Any]:
     given = flags.server_args(spec, flags.installed_fields())
     own = flags.server_args(replace(spec, server_args={}), given)
     return {name: value for name, value in own.items() if given.get(name) == value}
-
-
-def _preview(run: Run, prepared: _Prepared) -> tuple[str, tuple[Stretch, ...]] | None:
-    tokenizer = load_tokenizer(run.files.folder, run.config.model.trust_remote_code)
-    if tokenizer is None:
-        return None
-    short = np.flatnonzero(prepared.tokens <= PREVIEW_TOKENS)
-    at = int(short[0]) if short.size else int(prepared.tokens.argmin())
-    row = prepared.table.load(int(prepared.rows[at]))
-    return row.sample_id, stretches(tokenizer, row.token_ids.tolist(), row.loss_mask.tolist())
