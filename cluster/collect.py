@@ -16,7 +16,6 @@ import ray
 from actors.run_messages import RunSummary
 from cluster.admission import Admission, Needs
 from cluster.answering import AnswerPass
-from cluster.config import load_run
 from cluster.driver import Driver
 from cluster.fleet import Fleet
 from cluster.lines import set_up_lines
@@ -25,6 +24,7 @@ from cluster.placement import gpus_per_engine, place_engines, read_nodes
 from cluster.repair import repair_before_run
 from cluster.report import say, say_account, say_next_steps, say_prepared, say_questions
 from cluster.run import Run, resolve
+from cluster.run_file import load_run
 from cluster.session import NAMESPACE, Session, connect
 from cluster.specs import coordinator_spec, engine_spec, writer_spec
 from cluster.tenure import Tenure, hold

@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
-from cluster.config import local_path
 from cluster.progress import ByteProgress
 from cluster.report import size
+from cluster.run_file import local_path
 from cluster.serving import serving_ids
 from cluster.spread import spread
 from storage.dump import DumpHeader

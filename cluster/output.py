@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.config import local_path
+from cluster.run_file import local_path
 from storage.errors import OutputError
 from storage.files import Store
 

@@ -17,7 +17,7 @@ from typing import Any
 from actors.capture import flags
 from actors.capture.boundary import BoundaryRow, boundary_table
 from cluster.admission import Admission, Needs
-from cluster.config import RunConfig, load_run
+from cluster.config import RunConfig
 from cluster.forecast import (
     AnswersForecast,
     EnginesForecast,
@@ -40,6 +40,7 @@ from cluster.planned_rows import PlannedRows, committed_before, planned_rows
 from cluster.preview import Stretch
 from cluster.probing import not_probed, probe_on
 from cluster.run import Run, resolve
+from cluster.run_file import load_run
 from cluster.savings import Saving, forecast_savings
 from cluster.serving import serving_ids
 from cluster.session import connect

@@ -21,11 +21,12 @@ import pyarrow.parquet as pq
 
 from actors.run_messages import RunSummary
 from cluster.collect import collect_into, refuse_foreign
-from cluster.config import RunConfig, load_run
+from cluster.config import RunConfig
 from cluster.output import open_output
 from cluster.raylets import local_raylets
 from cluster.report import say, size
 from cluster.run import resolve
+from cluster.run_file import load_run
 from cluster.tenure import hold
 from storage.removal import remove_dump
 

@@ -14,7 +14,8 @@ from actors.capture.boundary import resolve_boundaries
 from actors.capture.flags import check_flags, check_names, declared_fields
 from actors.capture.model_info import ModelInfo, read_model_info
 from actors.models import ModelFiles, find_model
-from cluster.config import GenerateConfig, MarkersPolicy, PromptsConfig, RunConfig, local_path
+from cluster.config import GenerateConfig, MarkersPolicy, PromptsConfig, RunConfig
+from cluster.run_file import local_path
 from storage.errors import ConfigError
 from storage.identity import Identity
 from storage.keep import Keep

@@ -64,8 +64,8 @@ def collect(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 def alone(folder: Path, gpus: int) -> dict[str, float]:
     """The questions of a dump, answered at once by an SGLang engine without a hook."""
     from actors.capture import adapter, cpu, flags
-    from cluster.config import load_run
     from cluster.run import resolve
+    from cluster.run_file import load_run
     from cluster.specs import engine_spec
     from storage.files import Store
     from storage.prompts import ASKED, PromptTable

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from actors.capture.flags import refused_flags
-from cluster.config import RunConfig, load_run
+from cluster.config import RunConfig
 from cluster.placement import Node, place_engines
+from cluster.run_file import load_run
 from storage.errors import ConfigError
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from cluster.config import RunConfig, load_run
+from cluster.config import RunConfig
+from cluster.run_file import load_run
 
 ROOT = Path(__file__).parent.parent.parent
 
