@@ -1,4 +1,4 @@
-"""Reads RUN.yaml. Overrides (``--set a.b=value``) are applied before the tree is checked, so they are checked as well."""
+"""Reads RUN.yaml. ``--set a.b=value`` overrides are applied before the tree is checked, and so are checked too."""
 
 from __future__ import annotations
 
