@@ -119,4 +119,4 @@ test-oldest: install
 	$(MAKE) models-table
 
 clean:
-	rm -rf $(VENV) .models dump-demo build dist *.egg-info
+	rm -rf $(VENV) .models dump-demo dump-answers build dist *.egg-info
