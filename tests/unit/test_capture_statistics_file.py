@@ -2,7 +2,7 @@ import json
 
 from actors.figures import Figures
 from actors.run_messages import MemberStatus
-from cluster.statistics import STATISTICS_KEY, StateStatisticsFile
+from cluster.statistics import STATISTICS_KEY, StateStatisticsFile, float8_errors
 from storage.files import Store
 
 STATES = {"2": {"tokens": 5, "mean": 0.0, "std": 1.0, "norm_quantiles": {"0.5": 3.0}}}
@@ -51,3 +51,14 @@ def test_it_is_written_now_and_then_while_the_run_goes_on(tmp_path):
     now[0] = 61.0
     file.take([engine()])
     assert kept(store)["run"]["engine-0"]["states"] == STATES
+
+
+def test_the_worst_engine_s_error_of_8_bit_floats_is_shown_for_each_state(tmp_path):
+    store = Store(str(tmp_path))
+    assert float8_errors(store) == []
+    file = StateStatisticsFile(store, "run")
+    for name, median in (("engine-0", 0.026), ("engine-1", 0.031), ("engine-2", 0.027)):
+        quantiles = {"0.5": median, "0.99": median + 0.01}
+        file.take([engine(name, states={"2": {**STATES["2"], "float8_error_quantiles": quantiles}})])
+    file.write()
+    assert float8_errors(store) == ["2: error a token 0.0310 (median), 0.0410 (p99)"]
