@@ -121,11 +121,12 @@ def test_less_is_stored_of_the_supervised_tokens_and_it_is_the_same_within_the_f
 ):
     run, dump, _ = collected
     small = tmp_path / "small"
-    less = ("--set", "capture.keep=supervised", "--set", "capture.dtype=float8")
+    less = ("--set", "capture.keep=supervised", "--set", "capture.dtype=float8", "--set", "prompts.limit=20")
     done = hsdump("collect", run, *less, "--set", f"output={small}")
     assert done.returncode == 0, done.stdout + done.stderr
     whole, some = open_dump(str(dump)), open_dump(str(small))
-    assert [s.sample_id for s in some] == [s.sample_id for s in whole]
+    assert [s.sample_id for s in some] == [s.sample_id for s in whole][: len(some)]
+    assert len(some) > 15
     errors = []
     for sample in some:
         other = whole[sample.sample_id]
@@ -134,9 +135,9 @@ def test_less_is_stored_of_the_supervised_tokens_and_it_is_the_same_within_the_f
         errors.append(per_token_error(sample.stack(), other.stack()[other.loss_mask]))
     median = torch.cat(errors).median(dim=0).values
     assert (median < EXPECTED_ERROR).all()
-    verified = hsdump("verify", small, "--reference", 4)
+    verified = hsdump("verify", small, "--reference", 2)
     assert verified.returncode == 0, verified.stdout + verified.stderr
-    assert verified.stdout.count("4 of 4 good") == 5
+    assert verified.stdout.count("2 of 2 good") == 5
     kept = int(some.places.kept.sum())
     assert f"states of {kept:,} (keep: supervised) x {5 * (576 + 4):,} bytes" in verified.stdout
     assert "27: error a token 0.02" in hsdump("inspect", small).stdout
