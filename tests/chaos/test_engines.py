@@ -27,7 +27,8 @@ def test_poison_sample(tmp_path: Path) -> None:
 
 def test_hanging_engine(tmp_path: Path) -> None:
     plan = {"hang_at_sample": 20, "engines": ["engine-0"]}
-    with Site(tmp_path, engine={"args": plan, "stall_timeout_s": 3}) as site:
+    # One node, so that the other engine can't have done everything before this one is up.
+    with Site(tmp_path, nodes=1, engine={"args": plan, "stall_timeout_s": 3}) as site:
         site.collect()
         assert site.finish() == 0, site.text
         assert re.search(r"engine-0 is gone.*no progress for", site.text)
