@@ -10,7 +10,6 @@ was given up comes back: the part with the lowest number counts, since it was th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +24,7 @@ from storage.errors import AlreadyExists, CorruptDump, PromptError
 from storage.files import Store
 from storage.prompts.account import Tally
 from storage.prompts.chat import ChatTokenizer
-from storage.prompts.parts import ANSWERS, ASKED, FOLDER, PartWriter, prepared_key, read_prepared
+from storage.prompts.parts import ANSWERS, ASKED, FOLDER, PartWriter, read_prepared, write_prepared
 from storage.prompts.spec import Answer, GenerateSpec, PreparedRow, PreparedSummary, PromptSpec, Rejection
 from storage.prompts.table import PromptTable
 from storage.prompts.tokenising import load_chat
@@ -182,7 +181,7 @@ def take_answers(store: Store, spec: PromptSpec, unanswered: Mapping[int, str]) 
         reasons=asked.summary.reasons + tally.reasons(),
         parts=parts.close(),
     )
-    store.put_if_absent(prepared_key(FOLDER), json.dumps(summary.to_json(), indent=1).encode())
+    write_prepared(store, summary)
     return summary
 
 

@@ -18,7 +18,6 @@ from storage.files import Store
 from storage.prompts.spec import PartInfo, PreparedRow, PreparedSummary
 
 FOLDER = "prompts"
-PREPARED_KEY = f"{FOLDER}/_prepared.json"
 ASKED = f"{FOLDER}/asked"
 """Where rows wait that the model answers itself: the same table, before the answers."""
 
@@ -121,6 +120,21 @@ class PartWriter:
 def prepared_key(folder: str = FOLDER) -> str:
     """The object that is written last, and whose presence makes a folder's table complete."""
     return f"{folder}/_prepared.json"
+
+
+def write_prepared(store: Store, summary: PreparedSummary, folder: str = FOLDER) -> None:
+    """Makes a folder's table complete.
+
+    Args:
+        store: the dump.
+        summary: of the parts that are there.
+        folder: `FOLDER` or `ASKED`.
+
+    Raises:
+        AlreadyExists: it is complete.
+        StorageError: the dump can't be written.
+    """
+    store.put_if_absent(prepared_key(folder), json.dumps(summary.to_json(), indent=1).encode())
 
 
 def read_prepared(store: Store, folder: str = FOLDER) -> PreparedSummary | None:

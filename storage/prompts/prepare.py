@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from storage.errors import IdentityMismatch, PromptError
 from storage.files import Store
 from storage.prompts.account import IdBook, Tally
 from storage.prompts.masks import rejected
-from storage.prompts.parts import ASKED, FOLDER, QUESTIONS, SCHEMA, PartWriter, prepared_key, read_prepared
+from storage.prompts.parts import ASKED, FOLDER, QUESTIONS, SCHEMA, PartWriter, read_prepared, write_prepared
 from storage.prompts.source import source_digest
 from storage.prompts.spec import (
     PreparedRow,
@@ -78,7 +77,7 @@ def prepare(
     tally.stop_if_template_fails(at_end=True)
     tally.stop_if_hopeless()
     summary = _summary(spec, identity, tally, parts)
-    store.put_if_absent(prepared_key(folder), json.dumps(summary.to_json(), indent=1).encode())
+    write_prepared(store, summary, folder)
     return summary
 
 

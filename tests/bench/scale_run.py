@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ from storage.files import Store
 from storage.identity import Identity
 from storage.layout import Layout
 from storage.prompts import PreparedSummary
-from storage.prompts.parts import PREPARED_KEY, PartWriter
+from storage.prompts.parts import PartWriter, write_prepared
 from storage.prompts.spec import PreparedRow
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +58,7 @@ def make_dump(folder: Path, tokens: NDArray[np.int32], layout: Layout) -> Store:
         longest_tokens=int(tokens.max()),
         parts=parts.close(),
     )
-    store.put_if_absent(PREPARED_KEY, json.dumps(summary.to_json()).encode())
+    write_prepared(store, summary)
     create_dump(store, Identity({}, {}, {}, {}), layout, {})
     return store
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,7 @@ from storage.files import Store
 from storage.identity import Identity
 from storage.layout import Layout
 from storage.prompts import PreparedSummary
-from storage.prompts.parts import PREPARED_KEY, PartWriter
+from storage.prompts.parts import PartWriter, write_prepared
 from storage.prompts.spec import PreparedRow
 
 LAYOUT = Layout(states=(1, 3, "final"), hidden_size=32, chunk_rows=8, shard_rows=2048)
@@ -55,7 +54,7 @@ def make_dump(path: Path, lengths: Sequence[int]) -> Store:
         longest_tokens=max(kept),
         parts=parts.close(),
     )
-    store.put_if_absent(PREPARED_KEY, json.dumps(summary.to_json()).encode())
+    write_prepared(store, summary)
     create_dump(store, Identity({}, {}, {}, {}), LAYOUT, {})
     return store
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from actors.run_messages import CoordinatorSpec
 from storage.errors import StorageFull
 from storage.files import Store
 from storage.prompts import ASKED, AnswerParts, PreparedSummary, Reply
-from storage.prompts.parts import QUESTIONS, PartWriter, prepared_key
+from storage.prompts.parts import QUESTIONS, PartWriter, write_prepared
 from storage.prompts.spec import PreparedRow, Question
 
 LIMITS = Limits(1000, 1 << 20, 4, 8, 1 << 20)
@@ -37,7 +36,7 @@ def store(tmp_path: Path) -> Store:
         question = Question(20, row) if row != 2 else None
         parts.add(PreparedRow(row, row, f"s{row}", ids, np.zeros(10, np.uint8), None, question), None)
     summary = PreparedSummary({}, "", 4, 4, 4, 0, 40, 0, 30, parts=parts.close())
-    store.put_if_absent(prepared_key(ASKED), json.dumps(summary.to_json()).encode())
+    write_prepared(store, summary, ASKED)
     return store
 
 

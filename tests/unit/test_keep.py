@@ -24,7 +24,7 @@ from storage.files import Store
 from storage.keep import Keep
 from storage.layout import Layout
 from storage.prompts import PreparedSummary
-from storage.prompts.parts import PREPARED_KEY, PartWriter
+from storage.prompts.parts import PartWriter, prepared_key, write_prepared
 from storage.prompts.spec import PreparedRow
 from storage.removal import remove_dump
 from storage.shard import ShardWriter
@@ -58,7 +58,7 @@ def make_kept_dump(folder: Path, keep: str, layout: Layout = LAYOUT) -> str:
     summary = PreparedSummary(
         {}, "x", rows, rows, rows, 0, sum(LENGTHS), 0, max(LENGTHS), parts=parts.close()
     )
-    store.put_if_absent(PREPARED_KEY, json.dumps(summary.to_json()).encode())
+    write_prepared(store, summary)
     writer.seal_all()
     finalise(store, [])
     return store.url
@@ -184,9 +184,9 @@ def test_other_prompts_than_those_that_were_collected_are_found(tmp_path):
     parts.close()
     shutil.copy(tmp_path / "other/prompts/part-00000.parquet", tmp_path / "dump/prompts/part-00000.parquet")
     size = (tmp_path / "dump/prompts/part-00000.parquet").stat().st_size
-    record = json.loads(store.read(PREPARED_KEY))
+    record = json.loads(store.read(prepared_key()))
     record["parts"][0]["size_bytes"] = size
-    store.replace(PREPARED_KEY, json.dumps(record).encode())
+    store.replace(prepared_key(), json.dumps(record).encode())
     with pytest.raises(CorruptDump, match="or prompts/"):
         _ = open_dump(store.url)[0].token_ids
     assert sum("its prompt's token_ids" in what for what in problems_of(tmp_path / "dump")) == len(LENGTHS)

@@ -19,7 +19,7 @@ from made_dumps import IDENTITY, LAYOUT
 from storage.dump import create_dump
 from storage.files import Store
 from storage.prompts import PreparedSummary
-from storage.prompts.parts import PREPARED_KEY, PartWriter
+from storage.prompts.parts import PartWriter, write_prepared
 from storage.prompts.spec import PreparedRow
 import json
 
@@ -27,7 +27,7 @@ store = Store(sys.argv[1])
 parts = PartWriter(store)
 parts.add(PreparedRow(0, 0, "a", np.arange(5, dtype=np.int32), np.ones(5, np.uint8), None), None)
 summary = PreparedSummary({}, "", 1, 1, 1, 0, 5, 5, 5, parts=parts.close())
-store.put_if_absent(PREPARED_KEY, json.dumps(summary.to_json()).encode())
+write_prepared(store, summary)
 create_dump(store, IDENTITY, LAYOUT, {})
 writer = WriterActor(WriterSpec("writer-0", store.url, "run", 1 << 20, 60, 60))
 batch = Batch("0-1", (SampleRef(0, 1, 5, 5),), plan_segments([5], LAYOUT))

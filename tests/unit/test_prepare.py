@@ -17,7 +17,7 @@ from tiny_tokenizer import template_text, tiny_tokenizer
 from storage.errors import IdentityMismatch, ModelError, PromptError, StorageError
 from storage.files import Store
 from storage.prompts import LossMask, PromptSpec, PromptTable, prepare, read_prepared
-from storage.prompts.parts import PREPARED_KEY
+from storage.prompts.parts import prepared_key
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_a_complete_preparation_is_kept_and_another_one_refused(tmp_path: Path, 
 
 class DiesAtTheEnd(Store):
     def put_if_absent(self, key: str, data: bytes) -> None:
-        if key == PREPARED_KEY:
+        if key == prepared_key():
             raise StorageError("the machine went down")
         super().put_if_absent(key, data)
 

@@ -12,7 +12,7 @@ import pytest
 from storage.errors import CorruptDump, OutputError
 from storage.files import Store
 from storage.prompts import PreparedSummary, PromptTable, parts
-from storage.prompts.parts import PREPARED_KEY, PartWriter
+from storage.prompts.parts import PartWriter, prepared_key, write_prepared
 from storage.prompts.spec import PreparedRow
 
 
@@ -33,7 +33,7 @@ def write(store: Store, rows: list[PreparedRow]) -> PreparedSummary:
     for row in rows:
         writer.add(row, None)
     summary = PreparedSummary({}, "x", len(rows), len(rows), 0, 0, 0, 0, 0, parts=writer.close())
-    store.put_if_absent(PREPARED_KEY, json.dumps(summary.to_json()).encode())
+    write_prepared(store, summary)
     return summary
 
 
@@ -111,7 +111,7 @@ def test_damaged_parts_are_named(tmp_path: Path, damage: str) -> None:
 
 
 def test_a_damaged_summary_is_named(tmp_path: Path) -> None:
-    Store(str(tmp_path)).replace(PREPARED_KEY, b'{"rows": 3}')
+    Store(str(tmp_path)).replace(prepared_key(), b'{"rows": 3}')
     with pytest.raises(CorruptDump, match=r"_prepared\.json"):
         PromptTable(Store(str(tmp_path)))
 
