@@ -20,13 +20,9 @@ class Permits:
         self.budget_bytes = budget_bytes
         self._used: dict[str, int] = {}
 
-    def fits(self, nodes: Iterable[str], size_bytes: int) -> bool:
-        """Whether ``size_bytes`` more can be taken on every one of ``nodes``."""
-        return all(self._used.get(node, 0) + size_bytes <= self.budget_bytes for node in nodes)
-
     def room(self, nodes: Iterable[str]) -> int:
         """Most bytes that can be taken on every one of ``nodes``."""
-        return self.budget_bytes - max(self._used.get(node, 0) for node in nodes)
+        return self.budget_bytes - max((self._used.get(node, 0) for node in nodes), default=0)
 
     def take(self, nodes: Iterable[str], size_bytes: int) -> None:
         """Takes ``size_bytes`` on every one of ``nodes``.
@@ -35,7 +31,7 @@ class Permits:
             ValueError: it doesn't fit.
         """
         nodes = tuple(nodes)
-        if not self.fits(nodes, size_bytes):
+        if size_bytes > self.room(nodes):
             raise ValueError(f"{size_bytes} bytes don't fit into the permits left on {', '.join(nodes)}")
         for node in nodes:
             self._used[node] = self._used.get(node, 0) + size_bytes

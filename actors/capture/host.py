@@ -197,9 +197,8 @@ class EngineHost:
         self._loop.close()
 
     def _construct(self) -> None:
-        where = local_model(
-            self.spec.model_path, self.spec.revision
-        )  # a hub's model is fetched, unless it's here
+        # A hub's model is fetched, unless it's here.
+        where = local_model(self.spec.model_path, self.spec.revision)
         spec = self.spec = replace(self.spec, model_path=where)
         prepare_process()
         unname_progress_lock()

@@ -10,15 +10,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from actors.capture.statistics import EVERY_ROWS
 from actors.pieces import split_piece
 from storage.layout import Layout
 
 Array = np.ndarray[Any, Any]
 Errors = Callable[[int, Array], None]
 """Takes the position of a state along K, and how far some of its tokens are off, |stored - computed| / |computed|."""
-
-MEASURED_EVERY = 32
-"""One row of so many is measured, as the statistics of the states are."""
 
 
 class Room(Protocol):
@@ -37,7 +35,7 @@ def room_for(flat: Array, layout: Layout, errors: Errors | None) -> Room:
     Args:
         flat: [rows x width] of the storage dtype.
         layout: as stored.
-        errors: hears how far some rows are off.
+        errors: hears how far one row of `EVERY_ROWS` is off.
     """
     return _Quantised(flat, layout, errors) if layout.quantised else _Plain(flat, layout)
 
@@ -78,9 +76,9 @@ class _Quantised:
         self._codes[k, at : at + len(tile)] = codes.numpy()
         self._scales[k, at : at + len(tile)] = scales.numpy()
         if self._errors is not None:
-            some = values[::MEASURED_EVERY].float()
+            some = values[::EVERY_ROWS].float()
             stored = torch.empty_like(some)
-            self._dequantise(codes[::MEASURED_EVERY], scales[::MEASURED_EVERY], stored)
+            self._dequantise(codes[::EVERY_ROWS], scales[::EVERY_ROWS], stored)
             # A row of zeros, the embedding of a padding token, is stored as it is.
             length = some.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
             self._errors(k, ((stored - some).norm(dim=-1) / length).numpy())
