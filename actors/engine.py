@@ -12,7 +12,6 @@ import logging
 import os
 import socket
 import sys
-from functools import cached_property
 
 import ray
 
@@ -23,10 +22,8 @@ from actors.figures import Figures
 from actors.logs import log_to_file
 from actors.messages import Batch, BatchAnswers, BatchRecord, EngineInfo, EngineSpec
 from actors.patience import Patience
-from actors.questions import Questions
+from actors.questions import Prompts
 from storage.errors import EngineDead, StorageError
-from storage.files import Store
-from storage.prompts import PromptTable
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +36,7 @@ class EngineActor:
     def __init__(self, spec: EngineSpec) -> None:
         log_to_file(spec.log_dir, spec.name)
         self._spec = spec
+        self._prompts = Prompts(spec.prompts_url)
         self._session = CaptureSession(spec)
         self._jobs: dict[str, asyncio.Future[CaptureJob]] = {}
         self._unread: dict[str, int] = {}
@@ -79,15 +77,16 @@ class EngineActor:
         The record is small; the states are fetched with `segment`, which may be called before, meanwhile or
         after, exactly once for each segment.
         """
-        tokens, positions = await asyncio.to_thread(self._patience.call, lambda: self._tokens(batch))
-        job = self._session.submit(batch, tokens, positions)
+        keep = self._spec.capture.layout.keep
+        rows, positions = await asyncio.to_thread(self._patience.call, lambda: self._prompts.of(batch, keep))
+        job = self._session.submit(batch, [row.token_ids for row in rows], positions)
         self._job(batch.batch_id).set_result(job)
         return await asyncio.wrap_future(job.record())
 
     async def answer(self, batch: Batch) -> BatchAnswers:
         """Has the model answer rows of ``prompts/asked``; nothing is captured meanwhile."""
-        asks = await asyncio.to_thread(self._patience.call, lambda: self._questions.of(batch))
-        job = self._session.ask(batch, asks, self._questions.sampling)
+        asks = await asyncio.to_thread(self._patience.call, lambda: self._prompts.questions.of(batch))
+        job = self._session.ask(batch, asks, self._prompts.questions.sampling)
         return await asyncio.wrap_future(job.record())
 
     async def segment(self, batch_id: str, index: int) -> Array:
@@ -134,27 +133,12 @@ class EngineActor:
             self._watch.cancel()
         await asyncio.to_thread(self._session.shutdown)
 
-    @cached_property
-    def _prompts(self) -> PromptTable:
-        """There may be none before the first batch is captured: the model writes a part of it."""
-        return PromptTable(Store(self._spec.prompts_url))
-
-    @cached_property
-    def _questions(self) -> Questions:
-        return Questions(Store(self._spec.prompts_url))
-
     def _sample(self, row: int | None) -> str:
         """A row's sample for a person; the row itself while its id can't be read."""
         try:
-            return f"sample {self._prompts.load(int(row or 0)).sample_id}"
+            return f"sample {self._prompts.table.load(int(row or 0)).sample_id}"
         except StorageError:
             return f"row {row}"
-
-    def _tokens(self, batch: Batch) -> tuple[list[Array], list[Array]]:
-        """Token ids of each sample, and the positions of those whose states are stored."""
-        keep = self._spec.capture.layout.keep
-        prompts = [self._prompts.load(s.row) for s in batch.samples]
-        return [p.token_ids for p in prompts], [keep.positions(p.loss_mask) for p in prompts]
 
     def _job(self, batch_id: str) -> asyncio.Future[CaptureJob]:
         if batch_id not in self._jobs:

@@ -1,9 +1,10 @@
-"""What engines read of ``prompts/asked``: questions, and how they are to be answered."""
+"""What engines read of the prompts: rows to capture, and questions with how they are to be answered."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 
 from actors.messages import Batch
 from storage.files import Store
-from storage.prompts import ASKED, PromptTable
+from storage.keep import Keep
+from storage.prompts import ASKED, PreparedRow, PromptTable
 
 _SAMPLING = ("temperature", "top_p", "top_k", "stop_token_ids")
 
@@ -58,3 +60,29 @@ class Questions:
             Ask(self._table.load(row).token_ids, int(self._longest[row]), int(self._seeds[row]))
             for row in rows
         ]
+
+
+class Prompts:
+    """Both tables, each opened when it is first asked for: the model may have to write a part of one before.
+
+    Args:
+        url: folder that holds prompts/: the dump, or a copy of its prompts on this node.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._store = Store(url)
+
+    @cached_property
+    def table(self) -> PromptTable:
+        """Rows to capture."""
+        return PromptTable(self._store)
+
+    @cached_property
+    def questions(self) -> Questions:
+        """Rows to answer."""
+        return Questions(self._store)
+
+    def of(self, batch: Batch, keep: Keep) -> tuple[list[PreparedRow], list[NDArray[np.int32]]]:
+        """The row of each sample of a batch, and the positions of those tokens whose states are stored, [R]."""
+        rows = [self.table.load(sample.row) for sample in batch.samples]
+        return rows, [keep.positions(row.loss_mask) for row in rows]

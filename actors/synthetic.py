@@ -11,7 +11,6 @@ import socket
 import time
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,11 +31,10 @@ from actors.messages import (
     SampleRef,
 )
 from actors.patience import Patience
-from actors.questions import Ask, Questions
+from actors.questions import Ask, Prompts
 from storage.errors import ConfigError
-from storage.files import Store
 from storage.layout import Layout
-from storage.prompts import PromptTable, Reply
+from storage.prompts import Reply
 
 _ONE_UP = 0x3C00
 _VARYING = 0x83FF
@@ -172,6 +170,7 @@ class SyntheticEngine:
             self._faults = SyntheticFaults(**spec.server_args).of(spec.name)
         except TypeError as error:
             raise ConfigError(f"engine.args of a synthetic engine: {error}") from None
+        self._prompts = Prompts(spec.prompts_url)
         self._patience = Patience(spec.storage_timeout_s)
         self._batches: dict[str, asyncio.Future[_Prefill]] = {}
         self._read: Counter[str] = Counter()
@@ -215,7 +214,7 @@ class SyntheticEngine:
 
     async def answer(self, batch: Batch) -> BatchAnswers:
         """Takes its time over a batch of questions and makes answers up; the faults are those of `capture`."""
-        asks = await asyncio.to_thread(self._patience.call, lambda: self._questions.of(batch))
+        asks = await asyncio.to_thread(self._patience.call, lambda: self._prompts.questions.of(batch))
         outcomes, replies = [], []
         async with self._one_by_one:
             for sample, ask in zip(batch.samples, asks, strict=True):
@@ -262,26 +261,14 @@ class SyntheticEngine:
     async def shutdown(self) -> None:
         """There are no processes to end."""
 
-    @cached_property
-    def _prompts(self) -> PromptTable:
-        """There may be none before the first batch is captured."""
-        return PromptTable(Store(self._spec.prompts_url))
-
-    @cached_property
-    def _questions(self) -> Questions:
-        return Questions(Store(self._spec.prompts_url))
-
     def _batch(self, batch_id: str) -> asyncio.Future[_Prefill]:
         if batch_id not in self._batches:
             self._batches[batch_id] = asyncio.get_running_loop().create_future()
         return self._batches[batch_id]
 
     def _prefill_of(self, batch: Batch) -> _Prefill:
-        rows = [self._prompts.load(sample.row) for sample in batch.samples]
-        keep = self._layout.keep
-        return _Prefill(
-            batch, [row.sample_id for row in rows], [keep.positions(row.loss_mask) for row in rows]
-        )
+        rows, positions = self._prompts.of(batch, self._layout.keep)
+        return _Prefill(batch, [row.sample_id for row in rows], positions)
 
     async def _prefill(self, sample: SampleRef, sample_id: str, tokens: int) -> SampleOutcome:
         faults = self._faults

@@ -164,12 +164,12 @@ class BenchEngine(EngineActor):
 
     async def one_pass(self, rows: list[int], captured: bool, window_tokens: int) -> Pass:
         """Prefills prepared rows, in this order."""
-        samples = [self._prompts.load(row).token_ids for row in rows]
+        samples = [self._prompts.table.load(row).token_ids for row in rows]
         return await asyncio.wrap_future(self._session.start_pass(samples, captured, window_tokens))
 
     async def profile(self, rows: list[int], folder: str, activities: list[str]) -> Pass:
         """A captured pass with a profiler trace in ``folder``."""
-        samples = [self._prompts.load(row).token_ids for row in rows]
+        samples = [self._prompts.table.load(row).token_ids for row in rows]
         return await asyncio.wrap_future(self._session.start_profile(folder, activities, samples))
 
     async def capture(self, batch: Batch) -> BatchRecord:
