@@ -7,7 +7,6 @@ nothing in /dev/shm is left.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -22,9 +21,8 @@ from typing import Any
 import numpy as np
 import psutil
 import ray
-import yaml
 from ray.cluster_utils import Cluster
-from tiny_tokenizer import tiny_tokenizer
+from run_files import made_up_run_file
 
 from actors.run_messages import Status
 
@@ -32,12 +30,6 @@ ROOT = Path(__file__).parents[2]
 MARK = "HSDUMP_CHAOS"
 """Environment variable by which everything that a site started is found, whoever is its parent by then."""
 LENGTHS = [int(n) for n in np.random.default_rng(11).integers(1, 300, 100)]
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 8,
-    "hidden_size": 256,
-    "vocab_size": 4096,
-}
 _STORE_BYTES = 120 << 20
 _SETTINGS = {
     "worker_niceness": 0,  # or a busy machine starves what is tested, and nothing else
@@ -242,25 +234,14 @@ class Site:
 
 def write_run(folder: Path, output: str, **sections: dict[str, Any]) -> Path:
     """Model, prompts and run file; returns the run file."""
-    model = folder / "model"
-    tiny_tokenizer("chatml").save_pretrained(str(model))
-    (model / "config.json").write_text(json.dumps(MODEL))
     rows = [{"id": f"s{i}", "input_ids": list(range(i, i + n))} for i, n in enumerate(LENGTHS)]
-    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    tree: dict[str, Any] = {
-        "model": {"path": str(model)},
-        "capture": {"boundaries": [2, 4], "final_normed": True},
-        "prompts": {"url": str(folder / "prompts.jsonl"), "loss_mask": "all"},
-        "output": output,
-        "engine": {"kind": "synthetic", "gpus": 0, "args": {"hold_at_sample": 20}},
+    ours: dict[str, dict[str, Any]] = {
+        "engine": {"args": {"hold_at_sample": 20}},
         "writers": {"shard_bytes": 4 << 20},
         "limits": {"batch_samples": 4},
     }
-    for name, section in sections.items():
-        tree[name] |= section
-    path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(tree))
-    return path
+    merged = {name: ours.get(name, {}) | sections.get(name, {}) for name in ours | sections}
+    return made_up_run_file(folder, rows, hidden_size=256, output=output, **merged)
 
 
 def kill(pid: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +11,10 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-import yaml
 from collect_support import Collecting
 from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
-from tiny_tokenizer import tiny_tokenizer
+from run_files import made_up_run_file
 
 from actors.synthetic import synthetic_states
 from storage import open_dump
@@ -24,34 +22,15 @@ from storage import open_dump
 TOKENS = 40
 PATIENT = {"RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180"}
 """Environment of a cluster that starts on a busy machine."""
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 8,
-    "hidden_size": 64,
-    "vocab_size": 4096,
-}
 
 
 def made_up_run(folder: Path, rows: int, engine: dict[str, Any], **sections: Any) -> Path:
     """A run file for a synthetic engine on the CPU, with its prompts; the output is ``folder/dump``."""
-    model = folder / "model"
-    tiny_tokenizer("chatml").save_pretrained(str(model))
-    (model / "config.json").write_text(json.dumps(CONFIG))
     prompts = [
         {"id": f"s{i}", "input_ids": [i % 4000] * TOKENS, "loss_mask": [1] * TOKENS} for i in range(rows)
     ]
-    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
-    tree = {
-        "model": {"path": str(model)},
-        "capture": {"boundaries": [2, 4], "final_normed": True},
-        "prompts": {"url": str(folder / "prompts.jsonl"), "loss_mask": "all"},
-        "output": str(folder / "dump"),
-        "engine": {"kind": "synthetic", "gpus": 0} | engine,
-        "limits": {"batch_samples": 4, "inflight_bytes": 20 << 20},
-    } | sections
-    path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(tree))
-    return path
+    limits = {"limits": {"batch_samples": 4, "inflight_bytes": 20 << 20}}
+    return made_up_run_file(folder, prompts, engine=engine, **(limits | sections))
 
 
 def assert_complete(folder: Path, rows: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
@@ -14,9 +13,8 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
 from collect_support import Collecting, hsdump
-from tiny_tokenizer import tiny_tokenizer
+from run_files import made_up_run_file
 
 from actors.questions import Ask
 from actors.synthetic import synthetic_reply, synthetic_states
@@ -28,40 +26,22 @@ pytestmark = pytest.mark.slow
 
 ROWS = 60
 ANSWERS = 2
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 8,
-    "hidden_size": 64,
-    "vocab_size": 4096,
-}
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run whose answers take some twenty seconds; a part of them is committed every five."""
-    model = tmp_path / "model"
-    tiny_tokenizer("chatml").save_pretrained(str(model))
-    (model / "config.json").write_text(json.dumps(CONFIG))
     rows = [{"id": f"s{i}", "messages": [{"role": "user", "content": f"What is {i}?"}]} for i in range(ROWS)]
     rows.append({"id": "said", "messages": [*rows[0]["messages"], {"role": "assistant", "content": "four"}]})
-    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    tree = {
-        "model": {"path": str(model)},
-        "capture": {"boundaries": [2, 4], "final_normed": True},
-        "prompts": {"url": str(tmp_path / "prompts.jsonl"), "max_tokens": 200, "loss_mask": "last_turn"},
-        "generate": {"max_new_tokens": 80, "temperature": 1.0, "n": ANSWERS, "concurrent_rows": 8},
-        "output": str(tmp_path / "dump"),
+    return made_up_run_file(
+        tmp_path,
+        rows,
+        prompts={"max_tokens": 200, "loss_mask": "last_turn"},
+        generate={"max_new_tokens": 80, "temperature": 1.0, "n": ANSWERS, "concurrent_rows": 8},
         # The first engine dies with its 30th row.
-        "engine": {
-            "kind": "synthetic",
-            "gpus": 0,
-            "args": {"tokens_per_s": 200.0, "die_at_sample": 30, "engines": ["engine-0"]},
-        },
-        "limits": {"object_store_bytes": 200 << 20},
-    }
-    path = tmp_path / "run.yaml"
-    path.write_text(yaml.safe_dump(tree))
-    return path
+        engine={"args": {"tokens_per_s": 200.0, "die_at_sample": 30, "engines": ["engine-0"]}},
+        limits={"object_store_bytes": 200 << 20},
+    )
 
 
 def committed(dump: Path) -> dict[str, list[int]]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from collect_support import hsdump
-from tiny_tokenizer import tiny_tokenizer
+from run_files import made_up_run_file
 
 from actors.synthetic import synthetic_states
 from storage import open_dump
@@ -18,34 +16,15 @@ from storage import open_dump
 pytestmark = pytest.mark.slow
 
 TOKENS = 60
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 8,
-    "hidden_size": 64,
-    "vocab_size": 4096,
-}
 
 
 def run_file(folder: Path, masks: np.ndarray) -> Path:
     """A run of one row for each mask, with states at three places."""
-    model = folder / "model"
-    tiny_tokenizer("chatml").save_pretrained(str(model))
-    (model / "config.json").write_text(json.dumps(CONFIG))
     rows = [
         {"id": f"s{i}", "input_ids": [i] * TOKENS, "loss_mask": mask} for i, mask in enumerate(masks.tolist())
     ]
-    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    tree = {
-        "model": {"path": str(model)},
-        "capture": {"boundaries": [2, 4], "final_normed": True, "keep": "supervised"},
-        "prompts": {"url": str(folder / "prompts.jsonl"), "loss_mask": "all"},
-        "output": str(folder / "dump"),
-        "engine": {"kind": "synthetic", "gpus": 0},
-        "limits": {"object_store_bytes": 200 << 20, "batch_samples": 4},
-    }
-    path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(tree))
-    return path
+    limits = {"object_store_bytes": 200 << 20, "batch_samples": 4}
+    return made_up_run_file(folder, rows, capture={"keep": "supervised"}, limits=limits)
 
 
 def test_states_of_the_supervised_tokens_alone_are_collected_and_a_row_without_any_is_skipped(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from tiny_tokenizer import tiny_chat, tiny_tokenizer
+from tiny_tokenizer import tiny_chat, tiny_tokenizer, turns
 
 from actors.capture.answers import judge
 from actors.messages import SampleFailure
@@ -30,17 +30,6 @@ from storage.prompts import (
     read_prepared,
     take_answers,
 )
-
-
-@pytest.fixture(scope="module")
-def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("tokenizer")
-    tiny_tokenizer("chatml").save_pretrained(path)
-    return str(path)
-
-
-def turns(*contents: str) -> list[dict[str, str]]:
-    return [{"role": ("user", "assistant")[i % 2], "content": c} for i, c in enumerate(contents)]
 
 
 def asked(

@@ -12,23 +12,12 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from tiny_tokenizer import template_text, tiny_tokenizer
+from tiny_tokenizer import template_text, tiny_tokenizer, turns
 
 from storage.errors import IdentityMismatch, ModelError, PromptError, StorageError
 from storage.files import Store
 from storage.prompts import LossMask, PromptSpec, PromptTable, prepare, read_prepared
 from storage.prompts.parts import prepared_key
-
-
-@pytest.fixture(scope="module")
-def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("tokenizer")
-    tiny_tokenizer("chatml").save_pretrained(path)
-    return str(path)
-
-
-def turns(*contents: str) -> list[dict[str, str]]:
-    return [{"role": ("user", "assistant")[i % 2], "content": c} for i, c in enumerate(contents)]
 
 
 def write(path: Path, rows: list[Any]) -> str:

@@ -88,3 +88,8 @@ class WithoutOffsets:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
+
+
+def turns(*contents: str) -> list[dict[str, str]]:
+    """A conversation whose user begins."""
+    return [{"role": ("user", "assistant")[i % 2], "content": c} for i, c in enumerate(contents)]
