@@ -44,8 +44,9 @@ class Balancer:
     by its speed, so that the end of a run isn't left to one straggler; but not below a quarter of a full
     batch or a tenth of a second, and an engine with less than a full batch or half a second to do always gets
     more. Without that the end was a row of ever smaller batches, and since a batch is answered only when its
-    states are out, the GPU idled between them, for nearly two seconds in a simulation. When the permits left
-    on a node don't hold a whole batch, the engine waits rather than take a scrap of one.
+    states are out, the GPU idled between them, for nearly two seconds in a simulation. An engine that is the only
+    one gets whole batches to the end. When the permits left on a node don't hold a whole batch, the engine waits
+    rather than take a scrap of one.
 
     Args:
         limits: bounds of a batch.
@@ -96,6 +97,11 @@ class Balancer:
                 return Choice(engine, writer, rows, alone)
         return None
 
+    @property
+    def _alone(self) -> bool:
+        """There is nobody else to keep work for."""
+        return self._engines.active == 1
+
     def _share(self, engine: Engine, speeds: Mapping[str, float]) -> int:
         """Tokens that the engine would get if what is pending were dealt out so that all end together."""
         if not speeds:
@@ -103,6 +109,8 @@ class Balancer:
         return int(self._pending.tokens * speeds[engine.name] / sum(speeds.values()))
 
     def _busy(self, engine: Engine, speeds: Mapping[str, float]) -> bool:
+        if self._alone:
+            return False
         fed = min(self._batch_tokens, speeds.get(engine.name, math.inf) * _FED_S)
         return engine.tokens > max(self._share(engine, speeds), fed, self._limits.fed_tokens)
 
@@ -118,7 +126,8 @@ class Balancer:
             return []
         longest = self._pending.tokens_of(head)
         least = min(self._batch_tokens // _LEAST_PART, speeds.get(engine.name, math.inf) * _LEAST_S)
-        left = max(longest, min(self._batch_tokens, max(self._share(engine, speeds) // 2, int(least))))
+        part = self._batch_tokens if self._alone else max(self._share(engine, speeds) // 2, int(least))
+        left = max(longest, min(self._batch_tokens, part))
         first, most = int(self._row_bytes[head]), self._limits.bytes_per_batch
         room = self._room(engine, writer)
         whole = min(left, longest * self._limits.batch_samples) * self._token_bytes

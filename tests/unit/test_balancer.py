@@ -62,6 +62,15 @@ def test_engines_of_unequal_speed_end_within_five_per_cent_of_their_mean() -> No
     assert max(ends) < 1.05 * LENGTHS.sum() / 40_000, "they idled"
 
 
+def test_only_engine_gets_whole_batches_to_the_end() -> None:
+    """Kept back, they would have nobody to go to, and it would idle between the last ones."""
+    simulation = Simulation(np.full(300, 1000), {"a": 20_000})
+    simulation.run()
+    tokens = [tokens for _, tokens, _ in simulation.batches]
+    assert tokens[:-1] == [16_000] * 18
+    assert simulation.finished_s["a"] == pytest.approx(300_000 / 20_000), "it idled"
+
+
 def test_engine_that_turns_slow_gets_less_to_the_end() -> None:
     simulation = Simulation(np.full(8000, 500), {"a": 20_000, "b": 20_000})
     dispatch = simulation._dispatch

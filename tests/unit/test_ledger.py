@@ -611,9 +611,9 @@ def kept_ledger(tokens: Sequence[int], kept: Sequence[int], **limits: Any) -> Le
 def test_permits_are_of_the_bytes_that_are_stored_and_balance_is_of_the_tokens_that_are_read() -> None:
     ledger = kept_ledger([50, 40, 30], [5, 4, 3])
     batch = next_batch(ledger)
-    assert [(s.tokens, s.kept) for s in batch.samples] == [(50, 5)]
-    assert ledger.permits.used() == {"node-0": 5 * BYTES_PER_TOKEN}
-    assert ledger.engines["engine-0"].tokens == 50
+    assert [(s.tokens, s.kept) for s in batch.samples] == [(50, 5), (40, 4)]
+    assert ledger.permits.used() == {"node-0": 9 * BYTES_PER_TOKEN}
+    assert ledger.engines["engine-0"].tokens == 90
 
 
 def test_a_row_that_is_read_whole_and_stored_in_part_is_no_giant() -> None:
