@@ -67,6 +67,25 @@ class CaptureJob:
         """Segments of the batch."""
         return len(self._segments)
 
+    @property
+    def looked_last(self) -> list[int]:
+        """Its samples, those that are looked at twice at the end."""
+        samples = range(len(self.rids))
+        return [i for i in samples if i not in self.looks] + list(self.looks)
+
+    def looks_ahead(self, forward_tokens: int) -> bool:
+        """Whether the second captures may go ahead of the batch, and still be in other forwards than the first.
+
+        Behind it they would wait for all that waits in the engine, and the batch for them: the engine's other batches
+        were done by then, and the GPU idled until new ones came. SGLang takes requests in their order, so those
+        between the two have to fill a forward.
+
+        Args:
+            forward_tokens: most tokens of one forward.
+        """
+        between = sum(len(ids) for i, ids in enumerate(self.token_ids) if i not in self.looks)
+        return between >= forward_tokens
+
     def segment(self, index: int) -> Future[Array]:
         """Done when every row of a segment is there or given up.
 

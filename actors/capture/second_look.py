@@ -1,4 +1,4 @@
-"""The first rows of a sample, captured twice: in its batch, and once more alone. No I/O.
+"""The first rows of a sample, captured twice: in it, and as a request of their own in another forward. No I/O.
 
 What a batch mixes up, rows of another sample or of another position, differs between the two; what a right engine
 rounds differently doesn't differ by much.
@@ -65,7 +65,7 @@ class SecondLook:
             median = float(np.median(np.linalg.norm(one - other, axis=-1) / length))
             if not median < LARGEST_MEDIAN:
                 return (
-                    f"state {state}, captured again alone, differs by {median:.3g} per token "
+                    f"state {state}, captured in another forward, differs by {median:.3g} per token "
                     f"(at most {LARGEST_MEDIAN} is rounding)"
                 )
         return None

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from actors.capture import flags
 from actors.capture.answers import AnswerJob
 from actors.capture.engine import SchedulerFunction
 from actors.capture.forwards import AGAIN
@@ -162,9 +163,14 @@ class CaptureSession:
 
     async def _capture(self, job: CaptureJob) -> None:
         intake = self._host.intake
-        await asyncio.gather(*(self._prefill(job, i) for i in range(len(job.rids))))
-        answered = time.monotonic()
-        await self._look_again(job)
+        if job.looks_ahead(flags.chunk_tokens(self._spec) * self._spec.replicas):
+            looks = [self._look(job, i) for i in job.looks]
+            await asyncio.gather(*looks, *(self._prefill(job, i) for i in job.looked_last))
+            answered = time.monotonic()
+        else:
+            await asyncio.gather(*(self._prefill(job, i) for i in job.looked_last))
+            answered = time.monotonic()
+            await asyncio.gather(*(self._look(job, i) for i in job.looks))
         if job.looks or not job.join.complete:
             await asyncio.wrap_future(intake.fence())
         job.judge_looks()
@@ -172,17 +178,16 @@ class CaptureSession:
         with self._lock:
             self._tasks.pop(job, None)
 
-    async def _look_again(self, job: CaptureJob) -> None:
-        """Captures the first tokens of some samples once more, each alone."""
-        for sample, look in job.looks.items():
-            if job.join.failed(sample):
-                continue
-            rid = f"{job.rids[sample]}{AGAIN}"
-            self._host.intake.route(rid, look)
-            try:
-                await self._host.engine.prefill(job.token_ids[sample][: look.tokens].tolist(), rid)
-            except Exception as error:
-                look.lost(rid, f"the engine refused the request: {error}")
+    async def _look(self, job: CaptureJob, sample: int) -> None:
+        """Captures a sample's first tokens as a request of their own."""
+        look, rid = job.looks[sample], f"{job.rids[sample]}{AGAIN}"
+        if job.join.failed(sample):
+            return
+        self._host.intake.route(rid, look)
+        try:
+            await self._host.engine.prefill(job.token_ids[sample][: look.tokens].tolist(), rid)
+        except Exception as error:
+            look.lost(rid, f"the engine refused the request: {error}")
 
     async def _prefill(self, job: CaptureJob, sample: int) -> None:
         ids = job.token_ids[sample]

@@ -26,11 +26,15 @@ START_S = 600.0
 ANSWER_S = 300.0
 
 
+CHUNK_TOKENS = 256
+"""Most tokens of one forward."""
+
+
 def engine_spec(
     model: Path,
     boundaries: Sequence[int] | str,
     logs: Path,
-    chunk: int = 256,
+    chunk: int = CHUNK_TOKENS,
     dtype: str = "bfloat16",
     **args: Any,
 ) -> EngineSpec:

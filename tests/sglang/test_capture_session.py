@@ -7,12 +7,14 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tiny_models
 from capture_support import (
     ANSWER_S,
+    CHUNK_TOKENS,
     Reference,
     ask,
     assert_right,
@@ -24,6 +26,7 @@ from capture_support import (
 )
 
 from actors.capture.forwards import CAPTURED, OFF
+from actors.capture.second_look import SecondLook
 from actors.capture.session import CaptureSession
 from actors.messages import Batch, SampleRef, plan_segments
 from storage.errors import EngineDead
@@ -110,6 +113,29 @@ def test_norms_of_every_state_were_counted(session: CaptureSession, reference: R
         norms = reference.states(ids)[state].norm(dim=-1)
         median = summary[str(state)]["norm_quantiles"]["0.5"]
         assert abs(median / float(norms.median()) - 1) < 0.1
+
+
+def test_in_a_full_batch_the_second_capture_goes_ahead_in_another_forward(
+    session: CaptureSession, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forwards: dict[str, int] = {}
+    for name in ("first", "put"):
+        keep = getattr(SecondLook, name)
+
+        def noted(look: SecondLook, *given: Any, name: str = name, keep: Any = keep) -> None:
+            forwards.setdefault(name, session._host.intake.progress)
+            keep(look, *given)
+
+        monkeypatch.setattr(SecondLook, name, noted)
+    monkeypatch.setattr(session, "_look_every", 1 << 40)
+    ids = random_ids([40, CHUNK_TOKENS, 300], seed=16)
+    monkeypatch.setattr(session, "_samples", 1 << 40)  # the first of them is looked at
+    job = submit(session, ids)
+    record, captured = states_of(session, job)
+    assert [o.failure for o in record.outcomes] == [None] * 3
+    assert forwards["put"] < forwards["first"]
+    assert job.looks[0].difference() is None
+    assert_right(session._spec.capture.layout.states, captured, [reference.states(x) for x in ids], p99=0.1)
 
 
 def test_requests_of_others_pass_through_and_are_not_captured(session: CaptureSession) -> None:

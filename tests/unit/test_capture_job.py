@@ -59,7 +59,7 @@ def test_a_second_capture_that_differs_fails_its_sample_alone(job):
     first, (kind, reason) = failures(job)
     assert first is None
     assert kind == "bad_states"
-    assert reason.startswith("state 2, captured again alone, differs by")
+    assert reason.startswith("state 2, captured in another forward, differs by")
 
 
 def test_a_next_token_that_lm_head_does_not_give_fails_its_sample(job):
@@ -70,6 +70,14 @@ def test_a_next_token_that_lm_head_does_not_give_fails_its_sample(job):
         "bad_states",
         "the engine's next token is 0.300 of the largest logit below the maximum of lm_head over final_normed",
     )
+
+
+def test_samples_looked_at_come_last_and_may_be_preceded_where_the_others_fill_a_forward(job):
+    assert job.looked_last == [0, 1]
+    job.looks = {0: job.looks[1]}
+    assert job.looked_last == [1, 0]
+    assert job.looks_ahead(TOKENS)
+    assert not job.looks_ahead(TOKENS + 1)
 
 
 def test_every_sample_is_counted(job):

@@ -95,7 +95,7 @@ def test_rows_of_another_position_in_one_state_are_found(state):
     second[state] = np.roll(second[state], 1, axis=0)
     said = looked_at(first, second, 100).difference()
     assert said is not None
-    assert said.startswith(f"state {('2', 'final')[state]}, captured again alone, differs by 1.")
+    assert said.startswith(f"state {('2', 'final')[state]}, captured in another forward, differs by 1.")
 
 
 def test_a_second_capture_that_never_came_is_a_difference():
