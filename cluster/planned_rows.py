@@ -12,10 +12,10 @@ from cluster.collect import refuse_foreign
 from cluster.forecast import AnswersForecast, forecast_answers
 from cluster.preview import Stretch, load_tokenizer, stretches
 from cluster.run import Run
+from storage.committed import read_places
 from storage.dump import ROOT_KEY, check_identity, read_header
 from storage.errors import PromptError
 from storage.files import Store
-from storage.manifest import committed_samples, read_manifests
 from storage.prompts import ASKED, PromptTable, answered, prepare, prompts_identity, read_prepared
 from storage.prompts.parts import FOLDER
 
@@ -76,7 +76,7 @@ def committed_before(run: Run, store: Store) -> set[int] | None:
         return None
     identity = run.identity(prompts_identity(run.prompts))
     check_identity(store, read_header(store), identity, run.config.writers.codec)
-    return set(committed_samples(read_manifests(store)))
+    return set(read_places(store)["row"].to_pylist())
 
 
 def planned_rows(run: Run, store: Store, committed: Collection[int] | None) -> PlannedRows:

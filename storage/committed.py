@@ -13,7 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage.files import Store
-from storage.manifest import READ_THREADS, Manifest, committed_shards, read_manifest
+from storage.layout import manifest_key
+from storage.manifest import READ_THREADS, Manifest, committed_shards, parse_manifest
 
 PLACES = pa.schema(
     [
@@ -60,11 +61,16 @@ def read_places(store: Store, known: Collection[int] = ()) -> pa.Table:
     shards = [shard for shard in committed_shards(store) if shard not in known]
     blocks = []
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        # Block by block, and columns in this thread: what is parsed is never held for more than a few shards.
+        # Bytes are read in parallel, block by block; what is parsed is ten times as large, so it is one shard's
+        # at a time.
         for start in range(0, len(shards), READ_THREADS):
-            manifests = pool.map(lambda n: read_manifest(store, n), shards[start : start + READ_THREADS])
-            blocks.append(concat(manifest_places(manifest) for manifest in manifests))
-    return concat(blocks)
+            block = shards[start : start + READ_THREADS]
+            read = zip(block, pool.map(lambda n: store.read(manifest_key(n)), block), strict=True)
+            blocks.append(concat(manifest_places(parse_manifest(data, store, n)) for n, data in read))
+    blocks.reverse()
+    places = concat(blocks.pop() for _ in range(len(blocks)))  # so that nobody else holds what is freed there
+    pa.default_memory_pool().release_unused()
+    return places
 
 
 def concat(places: Iterable[pa.Table]) -> pa.Table:

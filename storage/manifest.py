@@ -176,9 +176,18 @@ def read_manifest(store: Store, shard: int) -> Manifest:
         FileNotFoundError: the shard isn't committed.
         CorruptDump: what is there isn't a manifest of that shard.
     """
+    return parse_manifest(store.read(manifest_key(shard)), store, shard)
+
+
+def parse_manifest(data: bytes, store: Store, shard: int) -> Manifest:
+    """The manifest of one shard, from its bytes in ``store``.
+
+    Raises:
+        CorruptDump: they aren't a manifest of that shard.
+    """
     key = manifest_key(shard)
     try:
-        manifest = Manifest.from_json(json.loads(store.read(key)))
+        manifest = Manifest.from_json(json.loads(data))
     except (KeyError, TypeError, ValueError) as exc:
         raise CorruptDump(
             f"{store.where(key)} isn't a readable manifest ({exc}). Restore it from a copy, or remove it and "
