@@ -80,6 +80,9 @@ class Bench:
         if not self.options.gpus:
             return {**args, "max_total_tokens": 32768}
         args |= {"attention_backend": "triton", "sampling_backend": "pytorch", "grammar_backend": "none"}
+        if self.gpus_per_engine > 1:
+            # Its default may use NVLink multicast, which some hosts don't allow.
+            args["enforce_disable_flashinfer_allreduce_fusion"] = True
         # A token more than the longest sample, and no further: SGLang keeps tables of this length.
         return {**args, "max_prefill_tokens": self.options.chunk}
 

@@ -115,6 +115,7 @@ def serve(
         for i in range(rounds):
             for prefix, samples in arms.items():
                 shutil.rmtree(folder, ignore_errors=True)
+                engine.flush_cache()  # or the second pass would find its prompts cached, where a prefix cache is on
                 found = loop.run_until_complete(_pass(engine, f"{prefix}{i}:", samples, window))
                 note(out, round=i, arm=prefix.rstrip(":"), tokens=sum(map(len, samples)), **found)
     finally:
@@ -129,15 +130,18 @@ async def _pass(engine: Any, prefix: str, samples: list[Array], window_tokens: i
     more = {"return_hidden_states": True} if prefix.startswith(RETURN_HIDDEN) else {}
 
     async def one(i: int, ids: Array) -> None:
-        sampling = {"max_new_tokens": 0, "temperature": 0.0, "ignore_eos": True}
+        # SGLang returns states with a token that it has made, so there is one where they are asked for.
+        sampling = {"max_new_tokens": 1 if more else 0, "temperature": 0.0, "ignore_eos": True}
         answer = await engine.async_generate(
             input_ids=ids.tolist(), sampling_params=sampling, rid=f"{prefix}{i}", **more
         )
         await window.give_back(len(ids))
+        cached.append(answer["meta_info"].get("cached_tokens") or 0)
         if more:
-            rows.append(len(answer["meta_info"]["hidden_states"][0]))
+            rows.append(max(map(_rows_of, answer["meta_info"]["hidden_states"]), default=0))
 
     rows: list[int] = []
+    cached: list[int] = []
     started = time.monotonic()
     tasks = []
     for i, ids in enumerate(samples):
@@ -145,7 +149,13 @@ async def _pass(engine: Any, prefix: str, samples: list[Array], window_tokens: i
         tasks.append(asyncio.create_task(one(i, ids)))
     await asyncio.gather(*tasks)
     # Fewer rows than tokens came back where SGLang cut a sample into chunks: it keeps those of the last one.
-    return {"seconds": time.monotonic() - started, **({"rows_back": sum(rows)} if more else {})}
+    found = {"seconds": time.monotonic() - started, "cached_tokens": sum(cached)}
+    return {**found, "rows_back": sum(rows)} if more else found
+
+
+def _rows_of(states: list[Any]) -> int:
+    """Rows of one step: a list of rows for the prompt, one row for a token that was made."""
+    return len(states) if states and isinstance(states[0], list) else 1
 
 
 def run_scheduler_that_saves(capture: Any, folder: str, cpu: bool, *args: Any, **kwargs: Any) -> None:
