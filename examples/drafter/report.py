@@ -3,7 +3,7 @@
 Writes OUT.json (`states`, `seed`, `first_loss`, `final_loss`, `heldout_loss`, `heldout_accuracy` of each run) and
 OUT.png, prints a table, and fails unless the loss falls in every run and the captured states beat the shuffled ones
 and the wrong final state by a tenth of held-out accuracy. The arm that is one boundary off is shown, not judged: which
-layers one trains on is a choice, and what finds a wrong one is `hsdump verify --reference`.
+layers one trains on is a choice, and what finds a wrong one is `hsdump verify --reference`. So is that of float8.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ WHAT = {
     "shuffled": "states of another sample",
     "final_wrong": "target normed twice",
     "off_by_one": "trained one boundary off",
+    "float8": "as captured, in float8",
 }
 
 

@@ -4,13 +4,13 @@
     hsdump export DUMP --to speculators WRONG --boundaries 3,16,28 --split 0.12
     python examples/drafter/train.py MODEL EXPORT WRONG --runs RUNS --results drafter.json
 
-Four arms, each from the same seeds and for as many steps, all evaluated on the captured states of the held-out
-samples:
+Five arms, each from the same seeds and for as many steps, all evaluated on the captured states of the held-out samples:
 
     captured      what was captured: boundaries 2, 15, 27 and the final state
     shuffled      boundaries of another sample: shows how far token ids alone get
     final_wrong   the target's last state after the final norm, which the trainer then norms again
     off_by_one    trained one boundary further, 3, 16, 28
+    float8        as captured, rounded as a dump with `capture.dtype: float8` rounds them
 
 It is speculators' own model, dataset, packing, collation, shift, loss and training loop. Its trainer assumes an
 accelerator; `on_the_cpu` is what has to be put in its place. A run that is done has a file in RUNS and isn't repeated.
@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from loguru import logger as loguru
 from speculators.losses import resolve_loss_config
 from speculators.models.eagle3 import Eagle3DraftModel
 from speculators.models.eagle3.data import shift_batch
@@ -38,8 +39,11 @@ from speculators.train.data import ArrowDataset, CollateFn
 from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
 from speculators.train.trainer import Trainer, TrainerConfig
 from torch.utils.data import DataLoader, Dataset
+from transformers.utils.logging import disable_progress_bar
 
-ARMS = ("captured", "shuffled", "final_wrong", "off_by_one")
+from storage.float8 import rounded
+
+ARMS = ("captured", "shuffled", "final_wrong", "off_by_one", "float8")
 BATCH_TOKENS = 512
 NUM_BOUNDARIES = 3
 Item = dict[str, Any]
@@ -72,6 +76,11 @@ class Arm(Dataset[Item]):
                 item["verifier_last_hidden_states"] = self._norm(item["verifier_last_hidden_states"].float())
         elif self._name == "off_by_one":
             item["hidden_states"] = self._wrong[index]["hidden_states"]
+        elif self._name == "float8":
+            final = item["verifier_last_hidden_states"]
+            boundaries = item["hidden_states"]  # [T, 3 * H], and each state has scales of its own
+            item["hidden_states"] = rounded(boundaries.reshape(-1, final.shape[-1])).reshape(boundaries.shape)
+            item["verifier_last_hidden_states"] = rounded(final)
         return item
 
 
@@ -204,13 +213,15 @@ def main() -> None:
     parser.add_argument("wrong", type=Path)
     parser.add_argument("--runs", type=Path, required=True, help="Folder for what is done.")
     parser.add_argument("--results", type=Path, required=True, help="JSON file to write.")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", choices=ARMS, nargs="+", default=list(ARMS))
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--draft-vocab-size", type=int, default=2048)
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
+    loguru.disable("speculators")  # a line for every file that it opens
+    disable_progress_bar()
     on_the_cpu()
     args.runs.mkdir(parents=True, exist_ok=True)
     results = []
