@@ -140,7 +140,9 @@ class PromptTable:
         return pa.concat_tables(found)
 
     def sample_ids(self, rows: npt.NDArray[np.int64]) -> pa.ChunkedArray:
-        """The ids of some rows, by one look at that column."""
+        """The ids of some rows, by one look at that column where there are any."""
+        if not rows.size:
+            return pa.chunked_array([], pa.string())
         return self.column("sample_id").take(pa.array(rows))
 
     def column(self, name: str) -> Any:

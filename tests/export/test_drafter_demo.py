@@ -57,9 +57,9 @@ def test_every_arm_trains_and_a_run_that_is_done_is_not_repeated(tmp_path: Path,
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     results = json.loads((tmp_path / "r.json").read_text())
-    assert [r["states"] for r in results] == ["captured", "shuffled", "final_wrong", "off_by_one"]
+    assert [r["states"] for r in results] == ["captured", "shuffled", "final_wrong", "off_by_one", "float8"]
     assert all(len(r["losses"]) == 2 and 0 <= r["heldout_accuracy"] <= 1 for r in results)
-    assert len({r["first_loss"] for r in results}) == 4
+    assert len({r["first_loss"] for r in results}) == 5
     assert json.loads((tmp_path / "runs/drafter/config.json").read_text())["eagle_aux_hidden_state_layer_ids"] == [
         2, 15, 27,
     ]  # fmt: skip
