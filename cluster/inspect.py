@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -55,16 +55,16 @@ def said(answer: Answer) -> str:
 
 def _print_dump(console: Console, dump: Dump, prepared: PreparedSummary | None) -> None:
     identity, layout = dump.identity, dump.layout
-    lengths = sorted(sample.tokens for sample in dump)
-    tokens, kept = sum(lengths), int(dump.places.kept.sum())
+    lengths = dump.places.tokens
+    tokens, kept = int(lengths.sum()), int(dump.places.kept.sum())
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("model", escape(f"{identity.model.get('source')} ({identity.model.get('architecture')})"))
     table.add_row("layers", f"{identity.capture['num_layers']} of hidden size {layout.hidden_size}")
     table.add_row("states", f"{', '.join(map(str, layout.states))} in {_stored_as(layout)}")
     table.add_row("samples", f"{len(dump)} committed, {tokens:,} tokens")
-    if lengths:
-        p50, p99 = statistics.median(lengths), lengths[min(len(lengths) - 1, int(len(lengths) * 0.99))]
-        table.add_row("lengths", f"{lengths[0]:,} to {lengths[-1]:,} tokens, median {p50:,.0f}, p99 {p99:,}")
+    if lengths.size:
+        least, p50, p99, most = np.percentile(lengths, (0, 50, 99, 100), method="nearest").tolist()  # as plan's
+        table.add_row("lengths", f"{least:,} to {most:,} tokens, median {p50:,}, p99 {p99:,}")
     table.add_row("size", f"{layout.bytes_per_token:,} bytes a token, {size(kept * layout.bytes_per_token)}")
     if not layout.keep.everything:
         table.add_row("kept", f"states of {kept:,} tokens ({kept / max(tokens, 1):.0%}; keep: {layout.keep})")

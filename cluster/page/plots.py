@@ -143,6 +143,9 @@ def _norm_edges(statistics: Statistics) -> NDArray[np.float64]:
     return np.asarray(2.0 ** (np.arange(low - step, high + 2 * step, step) / BINS_PER_OCTAVE))
 
 
+_ONE_TWO_FIVE = [digit * 10**power for power in range(7) for digit in (1, 2, 5)]
+
+
 def outliers(statistics: Statistics) -> go.Figure:
     """Channels that stand out at each state."""
     figure = go.Figure()
@@ -158,6 +161,7 @@ def outliers(statistics: Statistics) -> go.Figure:
     channels = statistics.states[0].channels
     figure.update_layout(
         xaxis={"title": "channel", "range": [-channels * 0.02, channels * 1.02]},
-        yaxis={"title": "× the median channel", "type": "log", "dtick": "D2"},
+        # Plotly's own labels between the decades are bare digits: 2 for 20 and for 200.
+        yaxis={"title": "× the median channel", "type": "log", "tickvals": _ONE_TWO_FIVE},
     )
     return figure
