@@ -32,8 +32,8 @@ demo: install $(MODEL)/config.json
 	@echo "  $(BIN)/hsdump collect examples/demo.yaml      # again: complete, so nothing to do"
 	@echo "  $(BIN)/python examples/read_dump.py dump-demo # what a trainer does with it"
 
-# A drafter trained from a dump, and three from what a dump must not hold. Half an hour on two cores; what is done isn't
-# done again.
+# A drafter trained from a dump, three from what a dump must not hold, and one in float8. Half an hour on two cores; what is
+# done isn't done again.
 demo-drafter: install $(MODEL)/config.json
 	$(BIN)/python examples/drafter/install.py examples/drafter/requirements.txt $(PACKAGES)
 	test -f $(DRAFTER)/conversations.jsonl || \

@@ -13,6 +13,7 @@ import json
 import os
 import statistics
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
         left.plot([i] * len(values), values, "k.", markersize=6)
         losses = next(run["losses"] for run in runs if run["states"] == arm and run["seed"] == 0)
         right.plot(range(1, len(losses) + 1), losses, color=f"C{i}", label=arm, linewidth=1)
-    left.set_xticks(range(len(WHAT)), [f"{arm}\n{what}" for arm, what in WHAT.items()], fontsize=6.5)
+    labels = [f"{arm}\n{textwrap.fill(what, 15)}" for arm, what in WHAT.items()]
+    left.set_xticks(range(len(WHAT)), labels, fontsize=7)
     left.set_ylabel("held-out accuracy, captured states")
     right.set_xlabel("step")
     right.set_ylabel("training loss (seed 0)")
