@@ -44,6 +44,7 @@ Patches = Mapping[str, Any]
 VARIANTS: Mapping[str, Patches] = {
     "shipped": {},
     "4 buffers": {"BUFFERS": 4},
+    "8 buffers, 3 writes at a time": {"BUFFERS": 8, "DEPTH": 3},
     "12 buffers, 4 writes at a time": {"BUFFERS": 12, "DEPTH": 4},
     "buffers of 1 MiB": {"BUFFER_BYTES": 1 << 20, "BUFFERS": 12},
     "buffers of 8 MiB": {"BUFFER_BYTES": 8 << 20},
