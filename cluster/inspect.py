@@ -63,7 +63,9 @@ def _print_dump(console: Console, dump: Dump, prepared: PreparedSummary | None) 
     table.add_row("states", f"{', '.join(map(str, layout.states))} in {_stored_as(layout)}")
     table.add_row("samples", f"{len(dump)} committed, {tokens:,} tokens")
     if lengths.size:
-        least, p50, p99, most = np.percentile(lengths, (0, 50, 99, 100), method="nearest").tolist()  # as plan's
+        least, p50, p99, most = np.percentile(
+            lengths, (0, 50, 99, 100), method="nearest"
+        ).tolist()  # as plan's
         table.add_row("lengths", f"{least:,} to {most:,} tokens, median {p50:,}, p99 {p99:,}")
     table.add_row("size", f"{layout.bytes_per_token:,} bytes a token, {size(kept * layout.bytes_per_token)}")
     if not layout.keep.everything:
