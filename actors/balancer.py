@@ -98,7 +98,7 @@ class Balancer:
         return None
 
     @property
-    def _alone(self) -> bool:
+    def _only_engine(self) -> bool:
         """There is nobody else to keep work for."""
         return self._engines.active == 1
 
@@ -109,7 +109,7 @@ class Balancer:
         return int(self._pending.tokens * speeds[engine.name] / sum(speeds.values()))
 
     def _busy(self, engine: Engine, speeds: Mapping[str, float]) -> bool:
-        if self._alone:
+        if self._only_engine:
             return False
         fed = min(self._batch_tokens, speeds.get(engine.name, math.inf) * _FED_S)
         return engine.tokens > max(self._share(engine, speeds), fed, self._limits.fed_tokens)
@@ -126,7 +126,7 @@ class Balancer:
             return []
         longest = self._pending.tokens_of(head)
         least = min(self._batch_tokens // _LEAST_PART, speeds.get(engine.name, math.inf) * _LEAST_S)
-        part = self._batch_tokens if self._alone else max(self._share(engine, speeds) // 2, int(least))
+        part = self._batch_tokens if self._only_engine else max(self._share(engine, speeds) // 2, int(least))
         left = max(longest, min(self._batch_tokens, part))
         first, most = int(self._row_bytes[head]), self._limits.bytes_per_batch
         room = self._room(engine, writer)

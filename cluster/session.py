@@ -77,11 +77,11 @@ def connect(
     except Exception as error:  # Ray raises bare Exceptions when its processes don't come up
         what = f"no Ray cluster answers at {where}" if where else "a local Ray cluster doesn't start"
         said = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        remedy = "Start one with `ray start --head`, or leave --address out"
-        if where and "RAY_AUTH_MODE" not in os.environ:
-            # To Ray, a cluster that asks for a token is one that doesn't answer.
-            remedy = f"Set RAY_AUTH_MODE=token if it asks for a token. {remedy}"
-        raise ResourceError(f"{what}: {said[-1].strip()}. {remedy}") from error
+        # To Ray, a cluster that asks for a token is one that doesn't answer.
+        raise ResourceError(
+            f"{what}: {said[-1].strip()}. Start one with `ray start --head`, set RAY_AUTH_MODE=token if it asks for a "
+            "token, or leave --address out"
+        ) from error
     try:
         url = context.dashboard_url
         session_dir = Path(context.address_info["session_dir"])

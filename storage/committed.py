@@ -69,7 +69,7 @@ def read_places(store: Store, known: Collection[int] = ()) -> pa.Table:
             blocks.append(concat(manifest_places(parse_manifest(data, store, n)) for n, data in read))
     blocks.reverse()
     places = concat(blocks.pop() for _ in range(len(blocks)))  # so that nobody else holds what is freed there
-    pa.default_memory_pool().release_unused()
+    pa.default_memory_pool().release_unused()  # the blocks', half as much again, which nobody needs soon
     return places
 
 

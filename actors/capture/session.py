@@ -163,14 +163,12 @@ class CaptureSession:
 
     async def _capture(self, job: CaptureJob) -> None:
         intake = self._host.intake
-        if job.looks_ahead(flags.chunk_tokens(self._spec) * self._spec.replicas):
-            looks = [self._look(job, i) for i in job.looks]
-            await asyncio.gather(*looks, *(self._prefill(job, i) for i in job.looked_last))
-            answered = time.monotonic()
-        else:
-            await asyncio.gather(*(self._prefill(job, i) for i in job.looked_last))
-            answered = time.monotonic()
-            await asyncio.gather(*(self._look(job, i) for i in job.looks))
+        looks_ahead = job.looks_ahead(flags.chunk_tokens(self._spec) * self._spec.replicas)
+        ahead, behind = (job.looks, ()) if looks_ahead else ((), job.looks)
+        looks = [self._look(job, i) for i in ahead]
+        await asyncio.gather(*looks, *(self._prefill(job, i) for i in job.looked_last))
+        answered = time.monotonic()
+        await asyncio.gather(*(self._look(job, i) for i in behind))
         if job.looks or not job.join.complete:
             await asyncio.wrap_future(intake.fence())
         job.judge_looks()
