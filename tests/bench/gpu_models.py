@@ -80,11 +80,11 @@ SHAPES: dict[str, Shape] = {
     # As many bytes a token, and cheap attention: for samples of 65,536 tokens.
     "wide-7168": Shape(
         {
-            **_LLAMA, "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 4, "head_dim": 128,
+            **_LLAMA, "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 8, "head_dim": 128,
             "num_attention_heads": 56, "num_key_value_heads": 8, "vocab_size": 32000,
             "max_position_embeddings": 131072,
         },
-        100_000,
+        50_000,
     ),
     "tiny": Shape(
         {

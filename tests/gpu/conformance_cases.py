@@ -44,9 +44,9 @@ def cases(gpus: int, cpu: bool = False) -> dict[str, Case]:
         return Case(family, base | args, gpus=0 if cpu else 2, replicas=replicas)
 
     found = _on_one(case, base, cpu) if gpus == 1 else _on_two(two)
-    # Engines that start together would draw the same port now and then.
+    # Engines that start together would draw the same port now and then; replicas need one each, and draw theirs.
     return {
-        name: dataclasses.replace(c, args={**c.args, "nccl_port": FIRST_PORT + i})
+        name: dataclasses.replace(c, args={**c.args, "nccl_port": FIRST_PORT + i}) if c.replicas == 1 else c
         for i, (name, c) in enumerate(found.items())
     }
 

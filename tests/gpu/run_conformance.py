@@ -102,7 +102,14 @@ def run_all(args: argparse.Namespace) -> int:
 def start(name: str, args: argparse.Namespace) -> subprocess.Popen[bytes]:
     command = [sys.executable, __file__, str(args.out), "--gpus", str(args.gpus), "--one", name]
     log = (args.out / f"{name}.log").open("wb")
-    env = {**os.environ, "OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "2",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        # Ranks that start while other engines fill the same GPUs don't find equal memory free.
+        "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "false",
+    }
     return subprocess.Popen(
         command + (["--cpu"] if args.cpu else []),
         stdout=log,
