@@ -30,7 +30,7 @@ from actors.capture.engine import (
     prepare_process,
 )
 from actors.capture.hook import HookSpec
-from actors.capture.intake import Intake
+from actors.capture.intake import Intake, drain_threads
 from actors.capture.leftovers import unname_progress_lock
 from actors.capture.model_info import check_same_model, read_model_info
 from actors.capture.proof import PROBE_TOKENS, report_lines
@@ -211,7 +211,7 @@ class EngineHost:
             cpu.prepare_environment()
         arguments = flags.server_args(spec, adapter.installed_fields())
         layout = spec.capture.layout
-        self._intake = Intake(layout, flags.ring_bytes(spec), self._process_gone)
+        self._intake = Intake(layout, flags.ring_bytes(spec), self._process_gone, drain_threads())
         stem = str(Path(spec.log_dir).absolute() / spec.name)
         hook = HookSpec(
             self._intake.address,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,8 +21,12 @@ logger = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 
 
+PUT_ROWS = 2048
+"""A chunk of more rows is put in parts of so many, so that several threads share a long sample."""
+
+
 class Sink(Protocol):
-    """Who gets the chunks of a request."""
+    """Who gets the chunks of a request. What comes of one forward comes from several threads at a time."""
 
     def put(self, rid: str, start: int, states: list[Array], ids: Array) -> None:
         """Takes rows; the arrays are views of the ring and are gone when this returns."""
@@ -33,6 +38,11 @@ class Sink(Protocol):
         """Hears what a check in the scheduler process found: ``identity`` or ``next_token``."""
 
 
+def drain_threads() -> int:
+    """Threads that empty one engine's rings: one for every four cores that this process may use, four at most."""
+    return max(1, min(4, len(os.sched_getaffinity(0)) // 4))
+
+
 class Intake:
     """Accepts the engine's scheduler processes and routes what they send.
 
@@ -40,9 +50,12 @@ class Intake:
         layout: geometry of the states.
         ring_bytes: size of each replica's ring.
         on_gone: called once for each process that is gone, with what it said last.
+        threads: that empty the rings. One copies and checks some 2 GB of states a second.
     """
 
-    def __init__(self, layout: Layout, ring_bytes: int, on_gone: Callable[[str], None]) -> None:
+    def __init__(
+        self, layout: Layout, ring_bytes: int, on_gone: Callable[[str], None], threads: int = 1
+    ) -> None:
         self._layout = layout
         self._ring_bytes = ring_bytes
         self._on_gone = on_gone
@@ -58,6 +71,7 @@ class Intake:
         self._lock = threading.Lock()
         self._closed = False
         self._waits_s: dict[Channel, float] = {}
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hsdump-drain")
         self.progress = 0
         threading.Thread(target=self._accept, name="hsdump-accept", daemon=True).start()
 
@@ -197,10 +211,17 @@ class Intake:
                 states[k] = packed[:, i]
         at = offset + int(block["ids_at"])
         ids = memory[at : at + rows * 4].view(np.int32)
+        puts = []
         for rid, start, count, row in block["requests"]:
             sink = self._sinks.get(rid)
-            if sink is not None:
-                sink.put(rid, start, [s[row : row + count] for s in states], ids[row : row + count])
+            if sink is None:
+                continue
+            for a in range(0, count, PUT_ROWS):
+                some = slice(row + a, row + min(a + PUT_ROWS, count))
+                puts.append(self._pool.submit(sink.put, rid, start + a, [s[some] for s in states], ids[some]))
+        wait(puts)  # all of them, also when one fails: the ring is written again after this
+        for put in puts:
+            put.result()
         self.progress += 1
 
     def _passed(self, number: int) -> None:

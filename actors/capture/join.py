@@ -66,7 +66,7 @@ def _gather(source: Array, rows: Array, out: Array) -> None:
 
 
 class BatchJoin:
-    """One batch while its states arrive. `put` may be called by several threads for different samples.
+    """One batch while its states arrive. `put` may be called by several threads for different rows.
 
     Args:
         batch: the samples and their segments.
@@ -105,6 +105,7 @@ class BatchJoin:
                 self._missing[s] += piece.rows
         self._covered = [np.zeros(s.tokens, dtype=bool) for s in batch.samples]
         self._failures: list[SampleFailure | None] = [None] * len(batch.samples)
+        self._writing = [0] * len(batch.samples)
         self._lock = threading.Lock()
 
     def put(self, sample: int, start: int, states: Sequence[Array], ids: Array) -> list[int]:
@@ -119,21 +120,17 @@ class BatchJoin:
         Returns:
             Segments that became complete by it.
         """
-        end = start + len(ids)
-        sent = self._token_ids[sample]
-        if self._failures[sample] is not None:
-            return []
-        if end > len(sent) or not np.array_equal(sent[start:end], ids):
-            reason = f"rows {start}..{end} are of other tokens than the {len(sent)} that were sent"
-            return self.fail(sample, "row_mismatch", reason)
-        bad = None
-        for s, base, piece, lo, hi in self._overlaps(sample, start, end):
-            if self._missing[s]:
-                tokens = self._positions[sample][lo:hi]
-                bad = bad or self._copy(s, base, piece, lo, tokens, start, states)
-        if bad is not None:
-            return self.fail(sample, "bad_states", bad)
-        return self._cover(sample, start, end)
+        with self._lock:
+            if self._failures[sample] is not None:
+                return []
+            self._writing[sample] += 1
+        failure = self._place(sample, start, states, ids)
+        with self._lock:
+            self._writing[sample] -= 1
+            self._failures[sample] = self._failures[sample] or failure
+            if self._failures[sample] is not None:
+                return self._give_up(sample)
+            return self._cover(sample, start, start + len(ids))
 
     def fail(self, sample: int, kind: FailureKind, reason: str) -> list[int]:
         """Gives a sample up: its rows aren't waited for any more. The first failure stays.
@@ -142,9 +139,8 @@ class BatchJoin:
             Segments that became complete by it.
         """
         with self._lock:
-            if self._failures[sample] is None:
-                self._failures[sample] = SampleFailure(kind, reason)
-        return self._cover(sample, 0, len(self._covered[sample]))
+            self._failures[sample] = self._failures[sample] or SampleFailure(kind, reason)
+            return self._give_up(sample)
 
     def missing_rows(self, sample: int) -> int:
         """Rows of a sample that haven't come and are still waited for."""
@@ -190,6 +186,20 @@ class BatchJoin:
             if lo < hi:
                 yield s, base, piece, lo, hi
 
+    def _place(self, sample: int, start: int, states: Sequence[Array], ids: Array) -> SampleFailure | None:
+        """Copies rows to where they belong; says what is wrong with them."""
+        end = start + len(ids)
+        sent = self._token_ids[sample]
+        if end > len(sent) or not np.array_equal(sent[start:end], ids):
+            reason = f"rows {start}..{end} are of other tokens than the {len(sent)} that were sent"
+            return SampleFailure("row_mismatch", reason)
+        for s, base, piece, lo, hi in self._overlaps(sample, start, end):
+            if self._missing[s]:
+                bad = self._copy(s, base, piece, lo, self._positions[sample][lo:hi], start, states)
+                if bad is not None:
+                    return SampleFailure("bad_states", bad)
+        return None
+
     def _copy(
         self,
         segment: int,
@@ -232,14 +242,17 @@ class BatchJoin:
                 self._segments[segment] = array
             return array
 
+    def _give_up(self, sample: int) -> list[int]:
+        """Waits for no row of a failed sample but for who is writing some: memory isn't handed on under a writer."""
+        return [] if self._writing[sample] else self._cover(sample, 0, len(self._covered[sample]))
+
     def _cover(self, sample: int, start: int, end: int) -> list[int]:
         done: list[int] = []
-        with self._lock:
-            covered = self._covered[sample]
-            for s, _, _, lo, hi in self._overlaps(sample, start, end):
-                new = int(np.count_nonzero(~covered[self._positions[sample][lo:hi]]))
-                self._missing[s] -= new
-                if new and self._missing[s] == 0:
-                    done.append(s)
-            covered[start:end] = True
+        covered = self._covered[sample]
+        for s, _, _, lo, hi in self._overlaps(sample, start, end):
+            new = int(np.count_nonzero(~covered[self._positions[sample][lo:hi]]))
+            self._missing[s] -= new
+            if new and self._missing[s] == 0:
+                done.append(s)
+        covered[start:end] = True
         return done

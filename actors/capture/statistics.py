@@ -166,7 +166,7 @@ class StateStatistics:
 
 
 class Alarms:
-    """Tokens with unusual norms: how many, and the last of them in words.
+    """Tokens with unusual norms: how many, and the last of them in words. Several threads may raise them.
 
     Args:
         layout: names the states.
@@ -174,6 +174,7 @@ class Alarms:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
+        self._lock = threading.Lock()
         self.count = 0
         self.last_row: int | None = None
         self.last = ""
@@ -187,14 +188,16 @@ class Alarms:
             outliers: in it.
         """
         for o in outliers:
-            self.count += 1
-            self.last_row = row
-            self.last = (
+            said = (
                 f"state {self._layout.states[o.state]}, token {start + o.row}: norm {o.norm:.4g} is outside "
                 f"{o.low:.4g} to {o.high:.4g}, the band of {o.seen} norms before it"
             )
-            if self.count <= ALARMS_LOGGED:
-                logger.warning("row %d: %s", row, self.last)
+            with self._lock:
+                self.count += 1
+                self.last_row, self.last = row, said
+                logged = self.count <= ALARMS_LOGGED
+            if logged:
+                logger.warning("row %d: %s", row, said)
 
 
 def _quantile(counts: Array, q: float) -> float:

@@ -1,5 +1,7 @@
 """Joining: whatever the engine's chunks look like, the segments are what the states were."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -127,6 +129,47 @@ def test_rows_of_a_failed_sample_are_zeros_whatever_the_memory_held_before(monke
     segment = join.take(0)
     assert not segment[: 8 * 3 * 4].any()
     assert np.array_equal(segment[8 * 3 * 4 :], states[1].ravel())
+
+
+def test_memory_is_not_handed_on_while_rows_of_a_sample_given_up_are_still_written(monkeypatch):
+    used = SimpleNamespace(take=lambda length: np.full(length, 0xAB, np.uint8))
+    monkeypatch.setattr("actors.capture.join._memory", used)
+    writing, go_on = threading.Event(), threading.Event()
+
+    def gather(source, rows, out):
+        writing.set()
+        assert go_on.wait(30)
+        out[:] = source[rows]
+
+    batch = batch_of([8], 10_000)
+    states, ids = truth([8])
+    join = BatchJoin(batch, LAYOUT, ids)
+    monkeypatch.setattr("actors.capture.join._gather", gather)
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(put, join, states, ids, 0, 0, 4)
+        assert writing.wait(30)
+        assert join.fail(0, "engine", "gave up") == []
+        assert not join.complete
+        go_on.set()
+        assert late.result(30) == [0]
+    assert join.complete
+    assert join.missing_rows(0) == 0
+    assert join.outcomes()[0].failure.reason == "gave up"
+
+
+def test_parts_of_samples_from_several_threads_at_a_time():
+    lengths = [400, 7, 301]
+    batch = batch_of(lengths, 5000)
+    states, ids = truth(lengths)
+    join = BatchJoin(batch, LAYOUT, ids)
+    parts = [(i, lo, min(lo + 3, n)) for i, n in enumerate(lengths) for lo in range(0, n, 3)]
+    np.random.default_rng(0).shuffle(parts)
+    with ThreadPoolExecutor(8) as pool:
+        done = list(pool.map(lambda part: put(join, states, ids, *part), parts))
+    segments = [s for some in done for s in some]
+    assert sorted(segments) == list(range(len(batch.segments)))
+    for s in segments:
+        assert np.array_equal(join.take(s), expected_segment(batch, states, s))
 
 
 def test_a_token_whose_states_are_not_stored_must_come_all_the_same():

@@ -144,6 +144,54 @@ def test_two_processes_many_times_round_the_ring(packed):
         intake.close()
 
 
+def test_several_threads_share_a_forward_and_all_are_done_before_the_ring_is_written_again(monkeypatch):
+    monkeypatch.setattr("actors.capture.intake.PUT_ROWS", 8)
+    gone = threading.Event()
+    intake = Intake(LAYOUT, 3 * block_bytes(LAYOUT, 52), lambda said: gone.set(), threads=3)
+    sink, forwards = Collected(), 60
+    for rid in [*(f"hs:{i}" for i in range(forwards - 1)), f"hs:{forwards - 1}:last"]:
+        intake.route(rid, sink)
+    process = run_producer(intake, forwards, True)
+    try:
+        assert sink.got.wait(60)
+        intake.fence().result(30)
+    finally:
+        process.kill()
+        process.join()
+        intake.close()
+    for i in range(forwards):
+        rid, n = f"hs:{i}" + (":last" if i == forwards - 1 else ""), 3 + i % 50
+        parts = sorted((row for row in sink.rows if row[0] == rid), key=lambda row: row[1])
+        assert [row[1] for row in parts] == list(range(10, 10 + n - 1, 8))
+        assert np.array_equal(np.concatenate([row[3] for row in parts]), np.arange(n - 1))
+        for k in range(4):
+            expected = rows_like(4 * i + k, n + 2)[: n - 1].view(__import__("torch").int16).numpy()
+            assert np.array_equal(np.concatenate([row[2][k] for row in parts]).view(np.int16), expected)
+
+
+def test_a_put_that_fails_ends_the_engine_after_the_others_are_done():
+    said = []
+    gone = threading.Event()
+    intake = Intake(LAYOUT, 3 * block_bytes(LAYOUT, 52), lambda s: (said.append(s), gone.set()), threads=2)
+
+    class Broken(Collected):
+        def put(self, rid, start, states, ids):
+            raise ValueError("no room")
+
+    good = Collected()
+    intake.route("hs:0:last", Broken())
+    intake.route("hs:other", good)
+    process = run_producer(intake, 1, True)
+    try:
+        assert gone.wait(60)
+        assert "draining its ring failed: no room" in said[0]
+        assert len(good.rows) == 1
+    finally:
+        process.kill()
+        process.join()
+        intake.close()
+
+
 def test_a_fence_is_passed_only_after_everything_before_it_was_drained():
     intake = Intake(LAYOUT, 3 * block_bytes(LAYOUT, 52), lambda said: None)
     sink = Collected()
