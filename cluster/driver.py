@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.answering import AnsweringCoordinator
 from actors.capture.proof import report_lines
-from actors.coordinator import Coordinator
+from actors.coordinator import RUNTIME_ENV, Coordinator
 from actors.failures import one_line
 from actors.messages import EngineInfo
 from actors.run_messages import CoordinatorSpec, RunSummary
@@ -154,6 +154,7 @@ class Driver:
                 num_cpus=0,
                 max_restarts=0,
                 max_task_retries=0,
+                runtime_env=RUNTIME_ENV,
                 # Beside the driver: on a node that Ray takes for dead, its process could go on leading.
                 scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
             )

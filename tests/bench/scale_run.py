@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.balance import Limits
-from actors.coordinator import Coordinator, CoordinatorSpec, RunSummary
+from actors.coordinator import RUNTIME_ENV, Coordinator, CoordinatorSpec, RunSummary
 from actors.messages import CaptureSpec, EngineSpec, WriterSpec
 from actors.synthetic import SyntheticEngine
 from actors.writer import CONCURRENCY_GROUPS, WriterActor
@@ -142,7 +142,9 @@ class Collection:
             "in_flight_bytes": int(0.4 * STORE_BYTES),
         } | self.limits
         spec = CoordinatorSpec(self.store.url, "bench", self.layout, Limits(**limits))
-        self.coordinator = ray.remote(Coordinator).options(num_cpus=0, **_on(self.nodes[0])).remote(spec)
+        here = _on(self.nodes[0])
+        coordinator = ray.remote(Coordinator).options(num_cpus=0, runtime_env=RUNTIME_ENV, **here)
+        self.coordinator = coordinator.remote(spec)
         started = [
             self._started(i, node, speed)
             for i, (node, speed) in enumerate(zip(self.nodes, self.speeds, strict=True))
