@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 LAYERS, HIDDEN, VOCAB = 8, 256, 1024
-PREFIX = "tiny-v4"
+PREFIX = "tiny-v5"
 """Of the folders' names; another one when the models change, since they are kept."""
 
 MOE = ("qwen3_moe", "mixtral", "gpt_oss", "deepseek_v2", "deepseek_v3", "kimi_k25")
@@ -97,8 +97,8 @@ def config_of(family: str) -> Any:
     if family == "deepseek_v2":
         # Without groups: transformers 5.12's own DeepSeek-V2 can't route with them.
         moe = DEEPSEEK_MOE | {"n_group": 1, "topk_group": 1, "topk_method": "greedy", "norm_topk_prob": False}
-        # Without YaRN too: transformers 5.12 leaves its mscale out of this family's attention.
-        return hf.DeepseekV2Config(**COMMON, **MLA, **moe)
+        # And transformers 5.12 leaves mscale_all_dim out of this family's attention.
+        return hf.DeepseekV2Config(**COMMON, **MLA, **moe, rope_scaling=YARN | {"mscale_all_dim": 0.0})
     if family in ("deepseek_v3", "kimi_k25"):
         return hf.DeepseekV3Config(**COMMON, **MLA, **DEEPSEEK_MOE, rope_scaling=dict(YARN))
     raise ValueError(family)
