@@ -50,7 +50,7 @@ class Intake:
         layout: geometry of the states.
         ring_bytes: size of each replica's ring.
         on_gone: called once for each process that is gone, with what it said last.
-        threads: that empty the rings. One copies and checks some 2 GB of states a second.
+        threads: that empty the rings. One copies and checks 2 to 5 GB of states a second.
     """
 
     def __init__(

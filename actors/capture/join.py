@@ -22,6 +22,8 @@ from storage.layout import Layout
 from storage.read_memory import ReadMemory
 
 Array = np.ndarray[Any, Any]
+Place = tuple[int, int, Piece, int, int]
+"""Segment, where the piece begins in it, the piece, and the stored rows lo..hi that it holds."""
 
 TILE_BYTES = 1 << 20
 """Rows are copied and checked in tiles of about this size, so that the check reads them from the cache."""
@@ -105,7 +107,9 @@ class BatchJoin:
                 self._missing[s] += piece.rows
         self._covered = [np.zeros(s.tokens, dtype=bool) for s in batch.samples]
         self._failures: list[SampleFailure | None] = [None] * len(batch.samples)
-        self._writing = [0] * len(batch.samples)
+        # A segment is handed out when no row is missing and nobody is writing to it, as one that repeats rows may be.
+        self._writing = [0] * len(batch.segments)
+        self._open = set(range(len(batch.segments)))
         self._lock = threading.Lock()
 
     def put(self, sample: int, start: int, states: Sequence[Array], ids: Array) -> list[int]:
@@ -120,17 +124,21 @@ class BatchJoin:
         Returns:
             Segments that became complete by it.
         """
+        end = start + len(ids)
         with self._lock:
             if self._failures[sample] is not None:
                 return []
-            self._writing[sample] += 1
-        failure = self._place(sample, start, states, ids)
+            places = [place for place in self._overlaps(sample, start, end) if self._missing[place[0]]]
+            for s, *_ in places:
+                self._writing[s] += 1
+        failure = self._place(sample, start, states, ids, places)
         with self._lock:
-            self._writing[sample] -= 1
+            for s, *_ in places:
+                self._writing[s] -= 1
             self._failures[sample] = self._failures[sample] or failure
             if self._failures[sample] is not None:
-                return self._give_up(sample)
-            return self._cover(sample, start, start + len(ids))
+                start, end = 0, len(self._covered[sample])
+            return self._cover(sample, start, end)
 
     def fail(self, sample: int, kind: FailureKind, reason: str) -> list[int]:
         """Gives a sample up: its rows aren't waited for any more. The first failure stays.
@@ -140,7 +148,7 @@ class BatchJoin:
         """
         with self._lock:
             self._failures[sample] = self._failures[sample] or SampleFailure(kind, reason)
-            return self._give_up(sample)
+            return self._cover(sample, 0, len(self._covered[sample]))
 
     def missing_rows(self, sample: int) -> int:
         """Rows of a sample that haven't come and are still waited for."""
@@ -153,8 +161,8 @@ class BatchJoin:
 
     @property
     def complete(self) -> bool:
-        """Whether no segment waits for rows."""
-        return not any(self._missing)
+        """Whether every segment was handed out."""
+        return not self._open
 
     def take(self, index: int) -> Array:
         """Hands out a complete segment's flat array, once; empty where every sample in it was given up."""
@@ -178,7 +186,7 @@ class BatchJoin:
             for s, failure in zip(self._batch.samples, self._failures, strict=True)
         )
 
-    def _overlaps(self, sample: int, start: int, end: int) -> Iterator[tuple[int, int, Piece, int, int]]:
+    def _overlaps(self, sample: int, start: int, end: int) -> Iterator[Place]:
         """(segment, base, piece, lo, hi): pieces that hold stored rows lo..hi, which are of tokens start..end."""
         first, last = np.searchsorted(self._positions[sample], (start, end)).tolist()
         for s, base, piece in self._places[sample]:
@@ -186,18 +194,19 @@ class BatchJoin:
             if lo < hi:
                 yield s, base, piece, lo, hi
 
-    def _place(self, sample: int, start: int, states: Sequence[Array], ids: Array) -> SampleFailure | None:
+    def _place(
+        self, sample: int, start: int, states: Sequence[Array], ids: Array, places: Sequence[Place]
+    ) -> SampleFailure | None:
         """Copies rows to where they belong; says what is wrong with them."""
         end = start + len(ids)
         sent = self._token_ids[sample]
         if end > len(sent) or not np.array_equal(sent[start:end], ids):
             reason = f"rows {start}..{end} are of other tokens than the {len(sent)} that were sent"
             return SampleFailure("row_mismatch", reason)
-        for s, base, piece, lo, hi in self._overlaps(sample, start, end):
-            if self._missing[s]:
-                bad = self._copy(s, base, piece, lo, self._positions[sample][lo:hi], start, states)
-                if bad is not None:
-                    return SampleFailure("bad_states", bad)
+        for s, base, piece, lo, hi in places:
+            bad = self._copy(s, base, piece, lo, self._positions[sample][lo:hi], start, states)
+            if bad is not None:
+                return SampleFailure("bad_states", bad)
         return None
 
     def _copy(
@@ -242,17 +251,13 @@ class BatchJoin:
                 self._segments[segment] = array
             return array
 
-    def _give_up(self, sample: int) -> list[int]:
-        """Waits for no row of a failed sample but for who is writing some: memory isn't handed on under a writer."""
-        return [] if self._writing[sample] else self._cover(sample, 0, len(self._covered[sample]))
-
     def _cover(self, sample: int, start: int, end: int) -> list[int]:
-        done: list[int] = []
+        """Waits no more for rows; which of the sample's segments can be handed out now. The lock is held."""
         covered = self._covered[sample]
         for s, _, _, lo, hi in self._overlaps(sample, start, end):
-            new = int(np.count_nonzero(~covered[self._positions[sample][lo:hi]]))
-            self._missing[s] -= new
-            if new and self._missing[s] == 0:
-                done.append(s)
+            self._missing[s] -= int(np.count_nonzero(~covered[self._positions[sample][lo:hi]]))
         covered[start:end] = True
+        mine = {s for s, *_ in self._places[sample]}
+        done = sorted(s for s in mine & self._open if not self._missing[s] and not self._writing[s])
+        self._open.difference_update(done)
         return done

@@ -18,6 +18,7 @@ import numpy as np
 from gpu_models import lognormal_lengths
 from on_disk import cpu_s, machine
 
+from actors.capture.boundary import capture_spec
 from actors.capture.intake import Intake
 from actors.capture.job import CaptureJob
 from actors.capture.statistics import Alarms, StateStatistics
@@ -44,13 +45,15 @@ def forward(layout: Layout, tokens: int) -> tuple[np.ndarray[Any, Any], dict[str
     return np.concatenate([states.view(np.uint8), ids.view(np.uint8)]), block, lengths
 
 
-def turn(intake: Intake, layout: Layout, memory: Any, block: dict[str, Any], lengths: list[int]) -> float:
+def turn(
+    intake: Intake, capture: CaptureSpec, memory: Any, block: dict[str, Any], lengths: list[int]
+) -> float:
     """Seconds that one forward takes."""
+    layout = capture.layout
     refs = tuple(SampleRef(i, 1, n, n) for i, n in enumerate(lengths))
     batch = Batch("bench", refs, plan_segments(lengths, layout))
     starts = np.cumsum([0, *lengths])
     ids = [np.arange(a, b, dtype=np.int32) for a, b in pairwise(starts)]
-    capture = CaptureSpec((2, 16, 29), False, True, 32, layout)
     spec = EngineSpec(
         name="bench", kind="sglang", prompts_url="", run_id="", model_path="", dtype="bfloat16", gpus=0, replicas=1,
         trust_remote_code=False, capture=capture, ring_bytes=0, log_dir="", load_timeout_s=0, stall_timeout_s=0,
@@ -77,7 +80,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--hidden", type=int, default=4096)
     args = parser.parse_args()
-    layout = Layout(states=(2, 16, 29, "final_normed"), hidden_size=args.hidden)
+    capture = capture_spec(
+        "eagle3", final=False, final_normed=True, num_layers=32, hidden_size=args.hidden, dtype="bfloat16",
+        chunk_rows=32, shard_rows=16384,
+    )  # fmt: skip
+    layout = capture.layout
     memory, block, lengths = forward(layout, args.tokens)
     size = args.tokens * layout.bytes_per_token
     print(f"{machine()}; {args.rounds} rounds of {len(lengths)} samples, {size / 2**20:.0f} MiB")
@@ -86,7 +93,7 @@ def main() -> None:
     for number in range(args.rounds + 1):
         for n, intake in intakes.items():
             before_s = cpu_s()
-            wall_s = turn(intake, layout, memory, block, lengths)
+            wall_s = turn(intake, capture, memory, block, lengths)
             if number:  # the first round makes the memory
                 took[n].append((wall_s, cpu_s() - before_s))
     print("threads     MB/s  x one  CPU s/GB")

@@ -44,9 +44,8 @@ print("grew by", ray.get(caller.call.remote(Callee.remote())))
 def test_records_of_calls_are_bounded_while_the_head_takes_none() -> None:
     env = {**os.environ, "RAY_task_events_report_interval_ms": "3600000", "RAY_USAGE_STATS_ENABLED": "0"}
     env.pop("RAY_ADDRESS", None)
-    with tempfile.TemporaryDirectory(
-        prefix="hsdump-"
-    ) as folder:  # pytest's own is too long for a socket's path
+    # pytest's own folder is too long for a socket's path
+    with tempfile.TemporaryDirectory(prefix="hsdump-") as folder:
         done = subprocess.run(
             [sys.executable, "-c", SCRIPT, folder], env=env, capture_output=True, text=True, timeout=120
         )

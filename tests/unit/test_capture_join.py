@@ -157,6 +157,31 @@ def test_memory_is_not_handed_on_while_rows_of_a_sample_given_up_are_still_writt
     assert join.outcomes()[0].failure.reason == "gave up"
 
 
+def test_a_segment_is_not_handed_out_while_rows_that_it_has_already_are_written_again(monkeypatch):
+    writing, go_on = threading.Event(), threading.Event()
+    batch = batch_of([8], 10_000)
+    states, ids = truth([8])
+    join = BatchJoin(batch, LAYOUT, ids)
+    put(join, states, ids, 0, 0, 4)
+    slowly = iter([True])
+
+    def gather(source, rows, out):
+        if next(slowly, False):
+            writing.set()
+            assert go_on.wait(30)
+        out[:] = source[rows]
+
+    monkeypatch.setattr("actors.capture.join._gather", gather)
+    with ThreadPoolExecutor(1) as pool:
+        again = pool.submit(put, join, states, ids, 0, 0, 4)
+        assert writing.wait(30)
+        assert put(join, states, ids, 0, 4, 8) == []
+        assert not join.complete
+        go_on.set()
+        assert again.result(30) == [0]
+    assert np.array_equal(join.take(0), states[0].ravel())
+
+
 def test_parts_of_samples_from_several_threads_at_a_time():
     lengths = [400, 7, 301]
     batch = batch_of(lengths, 5000)
