@@ -171,8 +171,15 @@ def _memory_lines(m: MemoryForecast, gpus: int) -> Iterator[tuple[str, str]]:
     yield (
         "object store",
         f"{size(m.in_flight_bytes)} may be in flight, of {size(m.object_store_bytes)}; the longest row takes "
-        f"{size(m.largest_sample_bytes)}",
+        f"{size(m.largest_sample_bytes)}{_alone(m)}",
     )
+
+
+def _alone(m: MemoryForecast) -> str:
+    """What it means that two of the longest rows have no room."""
+    if m.largest_sample_bytes <= m.in_flight_bytes < 2 * m.largest_sample_bytes:
+        return ", and two have no room: its engine waits for it to be written (a larger object store spares that)"
+    return ""
 
 
 def _time(plan: Plan) -> str:

@@ -119,6 +119,14 @@ def test_a_sample_that_no_budget_holds_is_refused_with_both_numbers(folder, caps
     assert f"{plan['memory']['largest_sample_bytes']:,} bytes, and only 10,000" in problem
 
 
+@pytest.mark.parametrize(("samples", "said"), [(1.5, True), (2, False)])
+def test_the_longest_rows_that_have_to_wait_for_each_other_are_told(folder, capsys, samples, said):
+    _, plan = planned(capsys)
+    room = int(samples * plan["memory"]["largest_sample_bytes"])
+    run_cli(["plan", "run.yaml", "--set", f"limits.inflight_bytes={room}"])
+    assert ("and two have no room" in capsys.readouterr().out) is said
+
+
 def test_an_output_that_is_too_small_is_refused(folder, capsys, monkeypatch):
     monkeypatch.setattr(Store, "free_bytes", lambda self: 1000)
     code, plan = planned(capsys)
