@@ -12,6 +12,7 @@ import ctypes
 import errno
 import os
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from storage.errors import AlreadyExists, StorageError, StorageFull
@@ -65,19 +66,19 @@ def fsync_dir(folder: Path) -> None:
         os.close(fd)
 
 
-def make_dirs(folder: Path) -> None:
-    """Creates ``folder`` with its parents; each name that is new is durable on return."""
+def make_dirs(folder: Path) -> list[Path]:
+    """Creates ``folder`` with its parents; returns the folders that got a name, lowest first, to be fsynced."""
     if folder.is_dir():
-        return
-    make_dirs(folder.parent)
+        return []
+    above = make_dirs(folder.parent)
     folder.mkdir(exist_ok=True)
-    fsync_dir(folder.parent)
+    return [folder.parent, *above]
 
 
 def temporary(root: Path, suffix: str) -> Path:
     """A new name for a temporary file below ``root``."""
     folder = root / TEMPORARIES
-    make_dirs(folder)
+    _fsync_dirs(make_dirs(folder))
     return folder / f"{uuid.uuid4().hex}{suffix}"
 
 
@@ -103,7 +104,7 @@ def publish_if_absent(temp: Path, final: Path) -> None:
         AlreadyExists: ``final`` is there already.
         OSError: anything else.
     """
-    make_dirs(final.parent)
+    changed = [final.parent, *make_dirs(final.parent)]
     try:
         os.link(temp, final)
     except FileExistsError:
@@ -113,14 +114,20 @@ def publish_if_absent(temp: Path, final: Path) -> None:
             raise AlreadyExists(f"{final} is there already, and it is never overwritten") from None
     finally:
         temp.unlink(missing_ok=True)
-    fsync_dir(final.parent)
+    _fsync_dirs(changed)
 
 
 def publish_over(temp: Path, final: Path) -> None:
     """Gives a durable temporary file its final name, whatever was there before."""
-    make_dirs(final.parent)
+    changed = [final.parent, *make_dirs(final.parent)]
     os.replace(temp, final)
-    fsync_dir(final.parent)
+    _fsync_dirs(changed)
+
+
+def _fsync_dirs(folders: Sequence[Path]) -> None:
+    """Makes new names durable, all after the last was made: the first fsync commits the journal for all of them."""
+    for folder in folders:
+        fsync_dir(folder)
 
 
 def allocate(fd: int, end: int) -> None:

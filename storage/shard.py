@@ -27,7 +27,7 @@ __all__ = ["SampleHead", "SealedInfo", "ShardWriter"]
 class ShardWriter:
     """Puts samples into shards of one dump. Not thread-safe: one thread calls it.
 
-    Memory: a few buffers of 2 MiB for each open shard and for the one that is sealed. Nothing is kept of the
+    Memory: a few buffers of 4 MiB for each open shard and for the one that is sealed. Nothing is kept of the
     states (for object stores see `storage.part_sink`).
 
     `place`, `write`, `finish` and `seal_older_than` begin by raising the LeaseLost or StorageError of a seal that has

@@ -43,11 +43,11 @@ def refused(*args: Any) -> None:
 Patches = Mapping[str, Any]
 VARIANTS: Mapping[str, Patches] = {
     "shipped": {},
-    "4 buffers": {"BUFFERS": 4},
-    "8 buffers, 3 writes at a time": {"BUFFERS": 8, "DEPTH": 3},
-    "12 buffers, 4 writes at a time": {"BUFFERS": 12, "DEPTH": 4},
-    "buffers of 1 MiB": {"BUFFER_BYTES": 1 << 20, "BUFFERS": 12},
-    "buffers of 8 MiB": {"BUFFER_BYTES": 8 << 20},
+    "3 buffers": {"BUFFERS": 3},
+    "7 buffers, 3 writes at a time": {"BUFFERS": 7, "DEPTH": 3},
+    "9 buffers, 4 writes at a time": {"BUFFERS": 9, "DEPTH": 4},
+    "6 buffers of 2 MiB": {"BUFFER_BYTES": 2 << 20, "BUFFERS": 6},
+    "5 buffers of 8 MiB": {"BUFFER_BYTES": 8 << 20},
     "one write at a time": {"DEPTH": 1},
     "nothing allocated ahead": {"has_block_device": lambda fd: False},
     "no huge pages": {"aligned_memory": shared_memory},

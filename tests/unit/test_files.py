@@ -108,6 +108,22 @@ def test_storage_without_a_sure_put_if_absent_is_refused() -> None:
         Store("ftp://host/dump").object_sink("x")
 
 
+@pytest.mark.parametrize("put", ["put_if_absent", "replace"])
+def test_every_folder_with_a_new_name_is_synced_after_it_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put: str
+) -> None:
+    store = Store(str(tmp_path / "dump"))
+    store.put_if_absent("first", b"")  # so that the folder of temporary files is there
+    synced: dict[Path, bool] = {}
+
+    def note(folder: Path) -> None:
+        synced[folder] = (tmp_path / "dump/a/b/c.json").exists()
+
+    monkeypatch.setattr(localdisk, "fsync_dir", note)
+    getattr(store, put)("a/b/c.json", b"{}")
+    assert synced == {tmp_path / f"dump{path}": True for path in ("", "/a", "/a/b")}
+
+
 def test_a_sink_puts_pieces_where_they_belong_in_any_order(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
