@@ -28,7 +28,7 @@ from storage.localdisk import (
 )
 
 BUFFER_BYTES = 4 << 20
-"""A virtual disk's largest request; twice as many writes of half the size took a third more CPU time."""
+"""A virtual disk's largest request; six buffers of 2 MiB took a third more CPU time."""
 BUFFERS = 5
 """Few enough to stay in the processor's cache: copying into 48 MiB of buffers instead took half as much CPU time
 again."""

@@ -1,4 +1,4 @@
-"""What the settings of the local sink are worth, and how fast it is where the file system offers less.
+"""What the settings of the local sink are worth, what syncs cost, and how fast it is where the file system offers less.
 
     python tests/bench/bench_sinks.py [--rounds 7] [--mib 1024] [--dir FOLDER]
 
@@ -9,6 +9,7 @@ its speed over that of its neighbours. ``--dir /dev/shm/bench`` measures tmpfs.
 from __future__ import annotations
 
 import mmap
+import os
 import random
 import statistics
 import tempfile
@@ -36,26 +37,34 @@ def nothing(*args: Any) -> None:
     """Instead of pacing or allocating."""
 
 
+def sync_large(fd: int, sync: Callable[[int], None] = os.fsync) -> None:
+    """Makes a shard's states durable, and nothing small."""
+    if os.fstat(fd).st_size > 1 << 20:
+        sync(fd)
+
+
 def refused(*args: Any) -> None:
     """Instead of opening for direct writes."""
 
 
 Patches = Mapping[str, Any]
+"""Name below the package ``storage`` -> what is there instead."""
 VARIANTS: Mapping[str, Patches] = {
     "shipped": {},
-    "3 buffers": {"BUFFERS": 3},
-    "7 buffers, 3 writes at a time": {"BUFFERS": 7, "DEPTH": 3},
-    "9 buffers, 4 writes at a time": {"BUFFERS": 9, "DEPTH": 4},
-    "6 buffers of 2 MiB": {"BUFFER_BYTES": 2 << 20, "BUFFERS": 6},
-    "5 buffers of 8 MiB": {"BUFFER_BYTES": 8 << 20},
-    "one write at a time": {"DEPTH": 1},
-    "nothing allocated ahead": {"has_block_device": lambda fd: False},
-    "no huge pages": {"aligned_memory": shared_memory},
-    "no O_DIRECT": {"_open_direct": refused},
+    "3 buffers": {"sinks.BUFFERS": 3},
+    "7 buffers, 3 writes at a time": {"sinks.BUFFERS": 7, "sinks.DEPTH": 3},
+    "9 buffers, 4 writes at a time": {"sinks.BUFFERS": 9, "sinks.DEPTH": 4},
+    "6 buffers of 2 MiB": {"sinks.BUFFER_BYTES": 2 << 20, "sinks.BUFFERS": 6},
+    "5 buffers of 8 MiB": {"sinks.BUFFER_BYTES": 8 << 20},
+    "one write at a time": {"sinks.DEPTH": 1},
+    "nothing allocated ahead": {"sinks.has_block_device": lambda fd: False},
+    "only states are synced": {"localdisk.fsync_dir": nothing, "localdisk.os.fsync": sync_large},
+    "no huge pages": {"sinks.aligned_memory": shared_memory},
+    "no O_DIRECT": {"sinks._open_direct": refused},
     "no O_DIRECT, not paced": {
-        "_open_direct": refused,
-        "start_writeback": nothing,
-        "finish_writeback": nothing,
+        "sinks._open_direct": refused,
+        "sinks.start_writeback": nothing,
+        "sinks.finish_writeback": nothing,
     },
 }
 
@@ -63,8 +72,8 @@ VARIANTS: Mapping[str, Patches] = {
 def run(write: Callable[[], Write], patches: Patches) -> Write:
     """One write with other settings."""
     with ExitStack() as stack:
-        for name, value in {"_idle_buffers": [], **patches}.items():
-            stack.enter_context(mock.patch(f"storage.sinks.{name}", value))
+        for name, value in {"sinks._idle_buffers": [], **patches}.items():
+            stack.enter_context(mock.patch(f"storage.{name}", value))
         return write()
 
 
