@@ -86,8 +86,13 @@ class Store:
         self.read_range_into(key, offset, memoryview(buffer))
         return bytes(buffer)
 
-    def read_range_into(self, key: str, offset: int, buffer: memoryview) -> None:
+    def read_range_into(
+        self, key: str, offset: int, buffer: memoryview, seen: localdisk.Seen | None = None
+    ) -> None:
         """Fills ``buffer`` (bytes, writable) with the object's bytes from ``offset``.
+
+        ``seen`` is told of all of them, in order: on a local disk piece by piece, while each is in the processor's
+        cache.
 
         Raises:
             FileNotFoundError: there is no such object.
@@ -96,9 +101,11 @@ class Store:
         """
         with self._errors("reading", key):
             if self.local_root:
-                got = localdisk.pread_into(self.local_root / key, offset, buffer)
+                got = localdisk.pread_into(self.local_root / key, offset, buffer, seen)
             else:
                 got = self._remote().read_range_into(key, offset, buffer)
+                if seen is not None:
+                    seen(buffer)
         if got < len(buffer):
             raise CorruptDump(
                 f"{self.where(key)} ends at byte {offset + got}, but bytes {offset} to "

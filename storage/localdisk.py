@@ -12,7 +12,7 @@ import ctypes
 import errno
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from storage.errors import AlreadyExists, StorageError, StorageFull
@@ -23,6 +23,10 @@ SINK_SUFFIX = ".sink"
 """Of temporary files that are written piece by piece."""
 PUT_SUFFIX = ".put"
 """Of temporary files that are written at once."""
+SEEN_BYTES = 1 << 20
+"""Read at a time by a reader that looks at what it reads: still in the processor's cache when it does."""
+Seen = Callable[[memoryview], None]
+"""Is told of bytes that were read."""
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
 """SYNC_FILE_RANGE_* of Linux."""
 _libc = ctypes.CDLL(None)
@@ -167,15 +171,25 @@ def _sync_file_range(fd: int, offset: int, length: int, flags: int) -> None:
         call(fd, ctypes.c_int64(offset), ctypes.c_int64(length), ctypes.c_uint(flags))
 
 
-def pread_into(path: Path, offset: int, buffer: memoryview) -> int:
-    """Reads up to ``len(buffer)`` bytes from ``offset``; returns how many there were."""
+def pread_into(path: Path, offset: int, buffer: memoryview, seen: Seen | None = None) -> int:
+    """Reads up to ``len(buffer)`` bytes from ``offset``; returns how many there were.
+
+    Args:
+        path: the file.
+        offset: of its first byte that is wanted.
+        buffer: bytes, writable.
+        seen: told of each piece as soon as it is there, in order.
+    """
     fd = os.open(path, os.O_RDONLY)
     try:
         done = 0
         while done < len(buffer):
-            got = os.preadv(fd, [buffer[done:]], offset + done)
+            end = len(buffer) if seen is None else done + SEEN_BYTES
+            got = os.preadv(fd, [buffer[done:end]], offset + done)
             if got == 0:
                 break
+            if seen is not None:
+                seen(buffer[done : done + got])
             done += got
         return done
     finally:

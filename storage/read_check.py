@@ -18,9 +18,33 @@ from storage.files import Store
 from storage.layout import POSITIONS, Layout, hidden_key, manifest_key, token_key
 from storage.manifest import ManifestSample, read_manifest, tokens_digest
 
+
 KEEP_SHARDS = 256
 """Shards whose manifests are remembered."""
 _SHOWN = "restore it from a copy; `hsdump verify` names all samples that are affected"
+
+
+class RunDigests:
+    """Hashes of runs of equal length whose bytes come one after another. Pure.
+
+    Args:
+        runs: how many.
+        run_bytes: length of each.
+    """
+
+    def __init__(self, runs: int, run_bytes: int) -> None:
+        self.digests = [xxhash.xxh3_64() for _ in range(runs)]
+        self.run_bytes = run_bytes
+        self._done = 0
+
+    def update(self, piece: memoryview) -> None:
+        """Takes the next bytes, which may be of several runs."""
+        while piece:
+            run, done = divmod(self._done, self.run_bytes)
+            part = piece[: self.run_bytes - done]
+            self.digests[run].update(part)
+            self._done += len(part)
+            piece = piece[len(part) :]
 
 
 class ReadCheck:
@@ -63,7 +87,7 @@ class ReadCheck:
         shard: int,
         listed: ManifestSample,
         ks: Sequence[int],
-        raw: npt.NDArray[np.uint8],
+        read: RunDigests,
         scales: npt.NDArray[np.float32] | None,
     ) -> None:
         """Checks states.
@@ -72,17 +96,15 @@ class ReadCheck:
             shard: where they are.
             listed: the sample.
             ks: their positions along K.
-            raw: their bytes one after another, uint8 [n]; with the padding rows, or without them.
+            read: their bytes, with the padding rows or without them.
             scales: float32 [R, K], of all states, where they are quantised.
 
         Raises:
             CorruptDump: a state isn't what was committed.
         """
         whole = self._layout.slots(listed.kept) * self._layout.chunk_bytes
-        length = raw.size // len(ks) if ks else 0
-        for place, k in enumerate(ks):
-            digest = xxhash.xxh3_64(raw[place * length : (place + 1) * length].data)
-            digest.update(bytes(whole - length))
+        for k, digest in zip(ks, read.digests, strict=True):
+            digest.update(bytes(whole - read.run_bytes))
             if scales is not None:
                 digest.update(np.ascontiguousarray(scales[:, k]).tobytes())
             if digest.hexdigest() != listed.xxh3[k]:

@@ -2,11 +2,13 @@
 
 A sample is tens of megabytes. Fresh memory of that size is mapped, zeroed page by page and unmapped for every
 read, which costs more CPU time than the copy out of the page cache itself. So the pages are kept: an array
-that was handed out comes back when the last tensor over it is gone.
+that was handed out comes back when the last tensor over it is gone. And they are huge where the kernel has such
+pages, into which a copy is half as fast again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import weakref
@@ -49,6 +51,10 @@ class ReadMemory:
             # Private: after a fork, shared pages would be written by both processes.
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             memory = mmap.mmap(-1, 1 << (length - 1).bit_length(), flags)
+            with contextlib.suppress(
+                OSError, AttributeError
+            ):  # a kernel without huge pages is slower, not wrong
+                memory.madvise(mmap.MADV_HUGEPAGE)
         array = np.frombuffer(memory, np.uint8, length)
         # Views, and tensors made of them, refer to this array; it goes when the last of them does.
         weakref.finalize(array, self._give_back, memory).atexit = False

@@ -18,7 +18,7 @@ from storage.files import Store
 from storage.float8 import dequantise
 from storage.layout import POSITIONS, SCALE_TYPE, Layout, State, hidden_key, scales_key, token_key
 from storage.manifest import ManifestSample
-from storage.read_check import ReadCheck
+from storage.read_check import ReadCheck, RunDigests
 from storage.read_memory import ReadMemory
 from storage.whole_prompts import WholePrompts
 
@@ -141,8 +141,9 @@ class Sample:
             return self.stack([state])[:, 0]
         raw = read_memory.take(self.kept * layout.row_bytes)
         offset = layout.run_offset(self.offset, layout.slots(self.kept), k, 0)
-        self._fill(hidden_key(self.shard), offset, raw)
-        self._check_states([k], raw, None)
+        read = RunDigests(1, raw.size)
+        self._fill(hidden_key(self.shard), offset, raw, read)
+        self._check_states([k], read, None)
         return states_tensor(raw, layout).view(self.kept, layout.hidden_size)
 
     def stack(self, states: Sequence[State] | None = None) -> torch.Tensor:
@@ -220,17 +221,21 @@ class Sample:
         layout = self.header.layout
         slots = layout.slots(self.kept)
         run_bytes = slots * layout.chunk_bytes
-        raw = read_memory.take(len(ks) * run_bytes)
+        raw, read = read_memory.take(len(ks) * run_bytes), RunDigests(len(ks), run_bytes)
         if layout.codec != "none":
             with self._must_be_there(hidden_key(self.shard)):
                 entries = self.indices.of(self.shard)[self.first_slot :][:slots, list(ks)]
                 read_states(self.store, layout, self.shard, entries.swapaxes(0, 1), raw)
+            if self.check is not None:
+                read.update(raw.data)
         else:
             for place, first, count in adjacent_runs(ks):
                 into = raw[place * run_bytes : (place + count) * run_bytes]
-                self._fill(hidden_key(self.shard), layout.run_offset(self.offset, slots, first, 0), into)
+                self._fill(
+                    hidden_key(self.shard), layout.run_offset(self.offset, slots, first, 0), into, read
+                )
         scales = self._scales() if layout.quantised else None
-        self._check_states(ks, raw, scales)
+        self._check_states(ks, read, scales)
         return raw, scales
 
     def _scales(self) -> npt.NDArray[np.float32]:
@@ -250,9 +255,13 @@ class Sample:
         self._fill(key, offset, raw)
         return raw
 
-    def _fill(self, key: str, offset: int, raw: npt.NDArray[np.uint8]) -> None:
+    def _fill(
+        self, key: str, offset: int, raw: npt.NDArray[np.uint8], read: RunDigests | None = None
+    ) -> None:
+        """Reads into ``raw``, hashing for the check by the way."""
+        seen = read.update if read is not None and self.check is not None else None
         with self._must_be_there(key):
-            self.store.read_range_into(key, offset, raw.data)
+            self.store.read_range_into(key, offset, raw.data, seen)
 
     @contextlib.contextmanager
     def _must_be_there(self, key: str) -> Iterator[None]:
@@ -268,7 +277,7 @@ class Sample:
         return check.listed(self.shard, self.row, (self.tokens, self.kept, self.first_slot, self.offset))
 
     def _check_states(
-        self, ks: Sequence[int], raw: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32] | None
+        self, ks: Sequence[int], read: RunDigests, scales: npt.NDArray[np.float32] | None
     ) -> None:
         if self.check is not None:
-            self.check.states(self.shard, self._listed(self.check), ks, raw, scales)
+            self.check.states(self.shard, self._listed(self.check), ks, read, scales)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +17,7 @@ import torch
 import zarr
 
 import storage
+from storage.aligned import aligned_memory
 from storage.files import Store
 from storage.layout import hidden_key
 from storage.verify import run_item, work_items
@@ -72,7 +73,7 @@ def raw_direct(corpus: Corpus, order: Sequence[int]) -> None:
 def _preads(corpus: Corpus, order: Sequence[int], flags: int) -> None:
     layout = corpus.samples[0].header.layout
     longest = max(layout.sample_bytes(s.tokens) for s in corpus.samples)
-    buffer = memoryview(mmap.mmap(-1, longest, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    buffer = _buffer(longest)
     fds = {
         n: os.open(corpus.dump / hidden_key(n), os.O_RDONLY | flags)
         for n in {s.shard for s in corpus.samples}
@@ -84,6 +85,14 @@ def _preads(corpus: Corpus, order: Sequence[int], flags: int) -> None:
         touch(np.frombuffer(view, np.uint8))
     for fd in fds.values():
         os.close(fd)
+
+
+@functools.cache
+def _buffer(length: int) -> memoryview:
+    """The same one in every turn: what fresh memory costs is not the file system's."""
+    buffer = aligned_memory(length)
+    buffer[:] = 0
+    return buffer.data
 
 
 def stream(corpus: Corpus, order: Sequence[int]) -> None:

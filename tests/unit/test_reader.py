@@ -13,6 +13,7 @@ from made_dumps import LAYOUT, head_of, make_dump, states_of
 from torch.utils.data import DataLoader
 
 import storage
+from storage import localdisk
 from storage.errors import CorruptDump, OutputError
 from storage.files import Store
 from storage.layout import Layout, hidden_key
@@ -90,9 +91,9 @@ def test_one_state_is_one_read_of_its_own_bytes(tmp_path: Path, monkeypatch: pyt
     reads: list[int] = []
     real = Store.read_range_into
 
-    def counted(self: Store, key: str, offset: int, buffer: memoryview) -> None:
+    def counted(self: Store, key: str, offset: int, buffer: memoryview, *seen: Any) -> None:
         reads.append(len(buffer))
-        real(self, key, offset, buffer)
+        real(self, key, offset, buffer, *seen)
 
     monkeypatch.setattr(Store, "read_range_into", counted)
     sample.states(2)
@@ -120,15 +121,35 @@ def test_wanted_states_are_read_alone_and_neighbours_together(
     reads: list[int] = []
     real = Store.read_range_into
 
-    def counted(self: Store, key: str, offset: int, buffer: memoryview) -> None:
+    def counted(self: Store, key: str, offset: int, buffer: memoryview, *seen: Any) -> None:
         reads.append(len(buffer))
-        real(self, key, offset, buffer)
+        real(self, key, offset, buffer, *seen)
 
     monkeypatch.setattr(Store, "read_range_into", counted)
     stacked = sample.stack(states)
     assert reads == [count * LAYOUT.slots(30) * LAYOUT.chunk_bytes for count in runs]
     order = [{0: 0, 2: 1, 4: 2, "final": 2}[state] for state in states]
     assert torch.equal(stacked, as_torch(states_of(LAYOUT, 2, 30))[order].transpose(0, 1))
+
+
+@pytest.mark.parametrize("piece_bytes", [7, 500, 1 << 20])
+def test_a_wrong_byte_is_noticed_wherever_the_pieces_end_that_a_state_is_read_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    make_dump(tmp_path, LENGTHS)
+    monkeypatch.setattr(localdisk, "SEEN_BYTES", piece_bytes)
+    sample = storage.open_dump(str(tmp_path))[3]
+    good = sample.stack()
+    assert torch.equal(good, as_torch(states_of(LAYOUT, 3, 64)).transpose(0, 1))
+    shard = tmp_path / hidden_key(sample.shard)
+    data = bytearray(shard.read_bytes())
+    at = LAYOUT.run_offset(sample.offset, LAYOUT.slots(64), 1, 63)
+    data[at] ^= 1
+    shard.write_bytes(data)
+    assert torch.equal(sample.states(0), good[:, 0])
+    for read in (sample.stack, lambda: sample.states(2)):
+        with pytest.raises(CorruptDump, match=r"state 2 of sample 'sample 3/../é' .*isn't what was committed"):
+            read()
 
 
 def test_a_dump_and_its_samples_can_be_pickled(dump: storage.Dump) -> None:

@@ -226,11 +226,11 @@ def test_no_more_is_read_ahead_than_the_budget_says(
     lock = threading.Lock()
     real = Store.read_range_into
 
-    def counted(self: Store, key: str, offset: int, buffer: memoryview) -> None:
+    def counted(self: Store, key: str, offset: int, buffer: memoryview, *seen: Any) -> None:
         if key.startswith("hidden"):
             with lock:
                 asked.append(len(buffer))
-        real(self, key, offset, buffer)
+        real(self, key, offset, buffer, *seen)
 
     monkeypatch.setattr(Store, "read_range_into", counted)
     had = most = 0
@@ -248,10 +248,10 @@ def test_only_the_wanted_states_are_read(url: str, monkeypatch: pytest.MonkeyPat
     reads: list[int] = []
     real = Store.read_range_into
 
-    def counted(self: Store, key: str, offset: int, buffer: memoryview) -> None:
+    def counted(self: Store, key: str, offset: int, buffer: memoryview, *seen: Any) -> None:
         if key.startswith("hidden"):
             reads.append(len(buffer))
-        real(self, key, offset, buffer)
+        real(self, key, offset, buffer, *seen)
 
     monkeypatch.setattr(Store, "read_range_into", counted)
     list(storage.DumpStream(url, states=[2]))
