@@ -148,7 +148,9 @@ def test_a_wrong_byte_is_noticed_wherever_the_pieces_end_that_a_state_is_read_in
     shard.write_bytes(data)
     assert torch.equal(sample.states(0), good[:, 0])
     for read in (sample.stack, lambda: sample.states(2)):
-        with pytest.raises(CorruptDump, match=r"state 2 of sample 'sample 3/../é' .*isn't what was committed"):
+        with pytest.raises(
+            CorruptDump, match=r"state 2 of sample 'sample 3/../é' .*isn't what was committed"
+        ):
             read()
 
 
