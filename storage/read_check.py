@@ -18,7 +18,6 @@ from storage.files import Store
 from storage.layout import POSITIONS, Layout, hidden_key, manifest_key, token_key
 from storage.manifest import ManifestSample, read_manifest, tokens_digest
 
-
 KEEP_SHARDS = 256
 """Shards whose manifests are remembered."""
 _SHOWN = "restore it from a copy; `hsdump verify` names all samples that are affected"

@@ -187,13 +187,21 @@ class ShardWriter:
             if newest.free_slots >= slots and not self._takes_no_more(newest):
                 return newest
             newest.closing = True
-            self._seal_if_done(newest)
+        try:
+            return self._claim_shard()
+        finally:
+            # Only now: syncs of a seal would hold up those of the claim, while the disk still has buffers to write.
+            if newest is not None:
+                self._seal_if_done(newest)
+
+    def _claim_shard(self) -> OpenShard:
         if self._next_claim is None:
             self._next_claim = first_free(self._store)
         number = claim_next(self._store, self._run_id, self._writer, self._next_claim)
         self._next_claim = number + 1
-        self._open.append(OpenShard(number, self._layout, self._store.object_sink(hidden_key(number))))
-        return self._open[-1]
+        shard = OpenShard(number, self._layout, self._store.object_sink(hidden_key(number)))
+        self._open.append(shard)
+        return shard
 
     def _seal_if_done(self, shard: OpenShard) -> None:
         if shard.unfinished or not self._takes_no_more(shard):

@@ -170,6 +170,22 @@ def test_a_shard_is_full_at_shard_bytes_or_when_a_sample_does_not_fit(tmp_path: 
     assert [m.shard for m in read_manifests(store)] == [0, 1, 2]
 
 
+def test_a_full_shard_is_sealed_even_where_no_other_can_be_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, writer = new_writer(tmp_path)
+    write_whole(writer, 0, states_of(LAYOUT, 0, 60))
+
+    def full(*args: Any) -> int:
+        raise StorageFull("no space left")
+
+    monkeypatch.setattr("storage.shard.claim_next", full)
+    with pytest.raises(StorageFull):
+        writer.place(head_of(1, 30))
+    writer.settle()
+    assert [sealed.rows for sealed in writer.take_sealed()] == [(0,)]
+
+
 def test_a_fuller_shard_waits_for_its_unfinished_sample(tmp_path: Path) -> None:
     _, writer = new_writer(tmp_path)
     states = states_of(LAYOUT, 0, 40)
