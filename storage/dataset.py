@@ -22,12 +22,13 @@ class LazyDump:
         url: where it is.
         states: which states are read, in the order along K; None for all that are stored.
         check: everything that is read is held against its hash in the manifests.
+        page_cache: states on a local disk are read through the page cache.
     """
 
-    def __init__(self, url: str, states: Sequence[State] | None, check: bool) -> None:
+    def __init__(self, url: str, states: Sequence[State] | None, check: bool, page_cache: bool) -> None:
         self.url = Store(url).url
         self.states = None if states is None else tuple(states)
-        self.check = check
+        self.check, self.page_cache = check, page_cache
         self._dump: Dump | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -42,7 +43,7 @@ class LazyDump:
             OutputError, CorruptDump, StorageError: it can't be opened.
         """
         if self._dump is None:
-            dump = open_dump(self.url, self.check)
+            dump = open_dump(self.url, self.check, self.page_cache)
             for state in self.states or ():
                 dump.layout.state_index(dump.header.resolve(state))
             self._dump = dump
@@ -101,10 +102,13 @@ class DumpDataset(LazyDump, Dataset[dict[str, Any]]):
         url: local path or fsspec URL of a dump.
         states: which states, in the order along K; None for all that are stored.
         check: hold everything that is read against its hash in the manifests.
+        page_cache: False reads states past it, as in `open_dump`.
     """
 
-    def __init__(self, url: str, states: Sequence[State] | None = None, check: bool = True) -> None:
-        super().__init__(url, states, check)
+    def __init__(
+        self, url: str, states: Sequence[State] | None = None, check: bool = True, page_cache: bool = True
+    ) -> None:
+        super().__init__(url, states, check, page_cache)
 
     def __len__(self) -> int:
         return len(self.dump)

@@ -37,6 +37,7 @@ class Store:
 
     Args:
         url: absolute or relative local path, ``file://``, ``memory://`` or an fsspec URL such as ``s3://...``.
+        page_cache: False reads ranges of a local disk past the page cache where that is possible.
 
     Attributes:
         url: the root; an absolute path for local disks, whatever was given.
@@ -47,7 +48,7 @@ class Store:
         OutputError: the URL holds a credential.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, page_cache: bool = True) -> None:
         refuse_credentials(url)
         protocol, _, path = url.rpartition("://")
         self.protocol = protocol.split("::")[0] or "file"
@@ -56,6 +57,7 @@ class Store:
             self.protocol = "file"
             self.local_root = Path(os.path.abspath(Path(path).expanduser()))
         self.url = str(self.local_root) if self.local_root else url.rstrip("/")
+        self._pread_into = localdisk.pread_into if page_cache else localdisk.pread_direct_into
         self._opened: tuple[int, RemoteStore | FsspecStore] | None = None
 
     def __repr__(self) -> str:
@@ -101,7 +103,7 @@ class Store:
         """
         with self._errors("reading", key):
             if self.local_root:
-                got = localdisk.pread_into(self.local_root / key, offset, buffer, seen)
+                got = self._pread_into(self.local_root / key, offset, buffer, seen)
             else:
                 got = self._remote().read_range_into(key, offset, buffer)
                 if seen is not None:

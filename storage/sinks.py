@@ -17,6 +17,7 @@ import numpy.typing as npt
 from storage.aligned import aligned_memory
 from storage.errors import AlreadyExists, StorageError
 from storage.localdisk import (
+    BLOCK_BYTES,
     SINK_SUFFIX,
     allocate,
     finish_writeback,
@@ -36,8 +37,6 @@ DEPTH = 2
 """Writes on their way to the disk at a time."""
 ALLOCATE_BYTES = 512 << 20
 """Space that is allocated ahead of the writes."""
-BLOCK_BYTES = 4096
-"""Alignment that O_DIRECT wants of offset, length and memory on every common disk."""
 
 ByteArray = npt.NDArray[np.uint8]
 

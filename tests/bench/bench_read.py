@@ -115,7 +115,7 @@ def bench(
 ) -> list[Row]:
     """All readers in turn, several times over."""
     readers = SEQUENTIAL if pattern == "sequential" else RANDOM
-    readers = {name: read for name, read in readers.items() if cold or name != "raw-direct"}
+    readers = {name: read for name, read in readers.items() if cold or not name.endswith("-direct")}
     if only is not None:
         readers = {name: read for name, read in readers.items() if name in ("raw", *only)}
     order = list(range(len(corpus.samples)))

@@ -97,7 +97,7 @@ def _buffer(length: int) -> memoryview:
 
 def stream(corpus: Corpus, order: Sequence[int]) -> None:
     """`DumpStream`, which reads ahead in threads; it has orders of its own."""
-    _stream(corpus, order, check=True)
+    _stream(corpus, order)
 
 
 def stream_unchecked(corpus: Corpus, order: Sequence[int]) -> None:
@@ -105,9 +105,14 @@ def stream_unchecked(corpus: Corpus, order: Sequence[int]) -> None:
     _stream(corpus, order, check=False)
 
 
-def _stream(corpus: Corpus, order: Sequence[int], check: bool) -> None:
+def stream_direct(corpus: Corpus, order: Sequence[int]) -> None:
+    """With its hashes, past the page cache."""
+    _stream(corpus, order, page_cache=False)
+
+
+def _stream(corpus: Corpus, order: Sequence[int], **options: Any) -> None:
     shuffle = list(order) != sorted(order)
-    for item in storage.DumpStream(str(corpus.dump), shuffle=shuffle, check=check):
+    for item in storage.DumpStream(str(corpus.dump), shuffle=shuffle, **options):
         touch_tensor(item["hidden_states"])
 
 
@@ -165,6 +170,7 @@ SEQUENTIAL: dict[str, Reader] = {
     "raw-direct": raw_direct,
     "hsdump": stream,
     "hsdump-unchecked": stream_unchecked,
+    "hsdump-direct": stream_direct,
     "hsdump-dataset": dataset,
     "hsdump-verify": verify,
     "zarr-python": zarr_python,
