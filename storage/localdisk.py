@@ -189,16 +189,7 @@ def pread_into(path: Path, offset: int, buffer: memoryview, seen: Seen | None = 
     """
     fd = os.open(path, os.O_RDONLY)
     try:
-        done = 0
-        while done < len(buffer):
-            end = len(buffer) if seen is None else done + SEEN_BYTES
-            got = os.preadv(fd, [buffer[done:end]], offset + done)
-            if got == 0:
-                break
-            if seen is not None:
-                seen(buffer[done : done + got])
-            done += got
-        return done
+        return _pread(fd, offset, buffer, len(buffer) if seen is None else SEEN_BYTES, seen)
     finally:
         os.close(fd)
 
@@ -206,30 +197,63 @@ def pread_into(path: Path, offset: int, buffer: memoryview, seen: Seen | None = 
 def pread_direct_into(path: Path, offset: int, buffer: memoryview, seen: Seen | None = None) -> int:
     """As `pread_into`, but past the page cache where the file system and the range allow it.
 
-    That takes whole blocks of the file and of memory; other ranges, those of small objects say, are read as usual.
+    That takes whole blocks of the file and of memory; other ranges, those of small objects say, and what is left of a
+    file that ends too early are read as usual.
+    """
+    done = _pread_blocks(path, offset, buffer, seen) if buffer else 0
+    if done == len(buffer):
+        return done
+    return done + pread_into(path, offset + done, buffer[done:], seen)
+
+
+def _pread_blocks(path: Path, offset: int, buffer: memoryview, seen: Seen | None) -> int:
+    """Reads whole blocks past the page cache; 0 where that can't be."""
+    address = np.frombuffer(buffer, np.uint8).ctypes.data
+    if any(n % BLOCK_BYTES for n in (offset, len(buffer), address)):
+        return 0
+    fd = open_direct(path, os.O_RDONLY)
+    if fd is None:
+        return 0
+    try:
+        there = max(os.fstat(fd).st_size - offset, 0) // BLOCK_BYTES * BLOCK_BYTES
+        return _pread(fd, offset, buffer[:there], DIRECT_READ_BYTES, seen)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:
+            raise
+        return 0  # opened but not readable that way: this file system has no O_DIRECT after all
+    finally:
+        os.close(fd)
+
+
+def _pread(fd: int, offset: int, buffer: memoryview, piece_bytes: int, seen: Seen | None) -> int:
+    """Fills ``buffer`` in pieces until the file ends; returns how many bytes there were."""
+    done = 0
+    while done < len(buffer):
+        got = os.preadv(fd, [buffer[done : done + piece_bytes]], offset + done)
+        if got == 0:
+            break
+        if seen is not None:
+            seen(buffer[done : done + got])
+        done += got
+    return done
+
+
+def open_direct(path: Path, access: int) -> int | None:
+    """Opens a file for reads or writes past the page cache; None where its file system has none.
+
+    Args:
+        path: the file.
+        access: ``os.O_RDONLY`` or ``os.O_WRONLY``.
     """
     flag: Any = getattr(os, "O_DIRECT", None)  # absent outside Linux
-    address = np.frombuffer(buffer, np.uint8).ctypes.data
-    if flag is None or not buffer or any(n % BLOCK_BYTES for n in (offset, len(buffer), address)):
-        return pread_into(path, offset, buffer, seen)
-    done = 0
+    if flag is None:
+        return None
     try:
-        fd = os.open(path, os.O_RDONLY | flag)
-        try:
-            while done < len(buffer):
-                got = os.preadv(fd, [buffer[done : done + DIRECT_READ_BYTES]], offset + done)
-                if seen is not None:
-                    seen(buffer[done : done + got])
-                done += got
-                if got == 0 or got % BLOCK_BYTES:  # the file ends here
-                    break
-            return done
-        finally:
-            os.close(fd)
+        return os.open(path, access | flag | os.O_CLOEXEC)
     except OSError as exc:
-        if exc.errno not in (errno.EINVAL, errno.ENOTSUP) or done:
-            raise
-        return pread_into(path, offset, buffer, seen)
+        if exc.errno in (errno.EINVAL, errno.ENOTSUP):
+            return None
+        raise
 
 
 def remove_sinks(root: Path) -> None:

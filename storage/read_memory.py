@@ -8,13 +8,14 @@ pages, into which a copy is half as fast again.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import weakref
 
 import numpy as np
 import numpy.typing as npt
+
+from storage.aligned import huge_pages
 
 SMALL_BYTES = 1 << 20
 """Below this the C library's own heap does the same."""
@@ -48,13 +49,8 @@ class ReadMemory:
         memory = self._fitting(length)
         if memory is None:
             # Powers of two fit more lengths later; pages that nothing is read into are never backed by memory.
-            # Private: after a fork, shared pages would be written by both processes.
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            memory = mmap.mmap(-1, 1 << (length - 1).bit_length(), flags)
-            with contextlib.suppress(
-                OSError, AttributeError
-            ):  # a kernel without huge pages is slower, not wrong
-                memory.madvise(mmap.MADV_HUGEPAGE)
+            # Private, since after a fork shared pages would be written by both processes.
+            memory = huge_pages(1 << (length - 1).bit_length())
         array = np.frombuffer(memory, np.uint8, length)
         # Views, and tensors made of them, refer to this array; it goes when the last of them does.
         weakref.finalize(array, self._give_back, memory).atexit = False

@@ -9,7 +9,7 @@ import queue
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from storage.localdisk import (
     allocate,
     finish_writeback,
     has_block_device,
+    open_direct,
     publish_if_absent,
     start_writeback,
     storage_error,
@@ -86,7 +87,7 @@ class LocalSink:
         self._root, self._final = root, final
         self._temp = temporary(root, SINK_SUFFIX)
         self._fd = os.open(self._temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        self._direct_fd = _open_direct(self._temp)
+        self._direct_fd = open_direct(self._temp, os.O_WRONLY)
         self._direct = self._direct_fd is not None
         self._ahead = self._direct and has_block_device(self._fd)
         self._allocated = 0
@@ -246,18 +247,6 @@ def _take_buffer() -> ByteArray:
         return _idle_buffers.pop()
     except IndexError:
         return aligned_memory(BUFFER_BYTES)
-
-
-def _open_direct(path: Path) -> int | None:
-    flag: Any = getattr(os, "O_DIRECT", None)  # absent outside Linux
-    if flag is None:
-        return None
-    try:
-        return os.open(path, os.O_WRONLY | flag | os.O_CLOEXEC)
-    except OSError as exc:
-        if exc.errno in (errno.EINVAL, errno.ENOTSUP):
-            return None
-        raise
 
 
 def _pwrite_all(fd: int, view: memoryview, offset: int) -> None:

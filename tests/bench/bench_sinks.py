@@ -60,9 +60,9 @@ VARIANTS: Mapping[str, Patches] = {
     "nothing allocated ahead": {"sinks.has_block_device": lambda fd: False},
     "only states are synced": {"localdisk.fsync_dir": nothing, "localdisk.os.fsync": sync_large},
     "no huge pages": {"sinks.aligned_memory": shared_memory},
-    "no O_DIRECT": {"sinks._open_direct": refused},
+    "no O_DIRECT": {"sinks.open_direct": refused},
     "no O_DIRECT, not paced": {
-        "sinks._open_direct": refused,
+        "sinks.open_direct": refused,
         "sinks.start_writeback": nothing,
         "sinks.finish_writeback": nothing,
     },

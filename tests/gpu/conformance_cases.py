@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any
 
 from conformance import Case
 
+TEST_GPUS = int(os.environ.get("HSDUMP_TEST_GPUS", "1"))
+"""Of the engines that pytest starts; 0 rehearses the same on a CPU."""
 GPU_ARGS: dict[str, Any] = {
     "attention_backend": "triton",
     "sampling_backend": "pytorch",

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from pathlib import Path
 
 import pytest
 import yaml
 from collect_support import hsdump
+from conformance_cases import TEST_GPUS
 from tiny_models import VOCAB, make
 from tiny_tokenizer import tiny_tokenizer
-
-GPUS = int(os.environ.get("HSDUMP_TEST_GPUS", "1"))
-"""0 rehearses the same on a CPU."""
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -36,8 +33,8 @@ def write_run(folder: Path, model: Path, **capture: object) -> Path:
         "prompts": {"url": str(folder / "prompts.jsonl"), "loss_mask": "all", "max_tokens": 4000},
         "output": str(folder / "dump"),
         "engine": {
-            "gpus": GPUS,
-            "args": {"mem_fraction_static": 0.3, "chunked_prefill_size": 1024, **(args if GPUS else {})},
+            "gpus": TEST_GPUS,
+            "args": {"mem_fraction_static": 0.3, "chunked_prefill_size": 1024, **(args if TEST_GPUS else {})},
         },
         "limits": {"object_store_bytes": 2 << 30, "batch_tokens": 4096},
     }

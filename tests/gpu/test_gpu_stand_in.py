@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import capture_faults
 import pytest
 from capture_support import engine_spec, running
-from conformance_cases import CPU_ARGS, GPU_ARGS
+from conformance_cases import CPU_ARGS, GPU_ARGS, TEST_GPUS
 from tiny_models import make
 
 from actors.messages import EngineSpec
 from storage.errors import ProofFailed
 
-GPUS = int(os.environ.get("HSDUMP_TEST_GPUS", "1"))
-"""0 rehearses the same on a CPU."""
-
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 
 def spec_of(models_dir: Path, logs: Path) -> EngineSpec:
-    args = GPU_ARGS if GPUS else CPU_ARGS
-    return replace(engine_spec(make("llama", models_dir), (2, 4, 6), logs, **args), gpus=GPUS)
+    args = GPU_ARGS if TEST_GPUS else CPU_ARGS
+    return replace(engine_spec(make("llama", models_dir), (2, 4, 6), logs, **args), gpus=TEST_GPUS)
 
 
 def test_a_stand_in_proves_the_places_that_the_identity_check_cannot(models_dir: Path, tmp_path: Path):

@@ -192,7 +192,7 @@ def test_whole_blocks_are_written_past_the_page_cache(
 
     monkeypatch.setattr(os, "pwrite", recorded)
     sink = Store(str(tmp_path)).object_sink("o")
-    if sinks._open_direct(next((tmp_path / localdisk.TEMPORARIES).iterdir())) is None:
+    if localdisk.open_direct(next((tmp_path / localdisk.TEMPORARIES).iterdir()), os.O_WRONLY) is None:
         pytest.skip("this file system has no O_DIRECT")
     sink.write_at(0, np.ones(sinks.BUFFER_BYTES + 8192 + 100, np.uint8))
     sink.commit(sinks.BUFFER_BYTES + 8192 + 100)
@@ -210,7 +210,7 @@ def test_buffered_writes_leave_a_few_buffers_of_dirty_pages(
             dirty += length
             most = max(most, dirty)
 
-    monkeypatch.setattr(sinks, "_open_direct", lambda path: None)
+    monkeypatch.setattr(sinks, "open_direct", lambda *args: None)
     monkeypatch.setattr(sinks, "start_writeback", lambda fd, offset, length: count(length))
     monkeypatch.setattr(sinks, "finish_writeback", lambda fd, offset, length: count(-length))
     data = np.arange(20 * sinks.BUFFER_BYTES, dtype=np.uint8)
