@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from storage.claims import claim_next, first_free, holds
+from storage.claims import ClaimAhead, holds
 from storage.errors import LeaseLost, RowMismatch, StorageError
 from storage.files import Store
 from storage.layout import Layout, hidden_key
@@ -22,6 +22,10 @@ from storage.open_shard import OpenSample, OpenShard, SampleHead
 from storage.sealer import SealedInfo, Sealer
 
 __all__ = ["SampleHead", "SealedInfo", "ShardWriter"]
+
+CLAIM_AT = 0.75
+"""Share of a shard that is taken when the next one is claimed: early enough for an object store's answer, and late
+enough that most claims are used."""
 
 
 class ShardWriter:
@@ -47,7 +51,7 @@ class ShardWriter:
         self._shard_bytes = shard_bytes
         self._open: list[OpenShard] = []
         self._sealer = Sealer(self._seal)
-        self._next_claim: int | None = None
+        self._claims = ClaimAhead(store, run_id, writer)
 
     def place(self, head: SampleHead) -> None:
         """Reserves a sample's slots; an earlier copy of the row that isn't sealed yet is given up.
@@ -69,7 +73,10 @@ class ShardWriter:
                 f"that must be from 1 to {layout.shard_rows}, the rows of a shard"
             )
         self.drop(head.row)
-        self._shard_for(layout.slots(positions.size)).reserve(head, positions)
+        shard = self._shard_for(layout.slots(positions.size))
+        shard.reserve(head, positions)
+        if self._nearly_full(shard):
+            self._claims.start()
 
     def write(
         self, row: int, start: int, states: npt.NDArray[Any], scales: npt.NDArray[np.float32] | None = None
@@ -139,6 +146,8 @@ class ShardWriter:
     def seal_all(self) -> None:
         """Seals every shard that holds finished samples and waits for it; unfinished samples are given up.
 
+        A shard that was claimed ahead is given back.
+
         Raises:
             LeaseLost, StorageError: a seal has failed; the other shards are sealed all the same.
         """
@@ -147,6 +156,7 @@ class ShardWriter:
                 del shard.samples[row]
             shard.closing = True
             self._seal_if_done(shard)
+        self._claims.release()
         self._sealer.settle()
 
     def seal_older_than(self, age_s: float, idle_s: float) -> None:
@@ -181,6 +191,12 @@ class ShardWriter:
     def _takes_no_more(self, shard: OpenShard) -> bool:
         return shard.closing or shard.body_bytes >= self._shard_bytes or shard.free_slots == 0
 
+    def _nearly_full(self, shard: OpenShard) -> bool:
+        return (
+            shard.body_bytes >= CLAIM_AT * self._shard_bytes
+            or shard.free_slots <= (1 - CLAIM_AT) * self._layout.shard_slots
+        )
+
     def _shard_for(self, slots: int) -> OpenShard:
         newest = self._open[-1] if self._open else None
         if newest is not None:
@@ -195,10 +211,7 @@ class ShardWriter:
                 self._seal_if_done(newest)
 
     def _claim_shard(self) -> OpenShard:
-        if self._next_claim is None:
-            self._next_claim = first_free(self._store)
-        number = claim_next(self._store, self._run_id, self._writer, self._next_claim)
-        self._next_claim = number + 1
+        number = self._claims.take()
         shard = OpenShard(number, self._layout, self._store.object_sink(hidden_key(number)))
         self._open.append(shard)
         return shard

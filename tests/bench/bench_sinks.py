@@ -1,6 +1,6 @@
 """What the settings of the local sink are worth, what syncs cost, and how fast it is where the file system offers less.
 
-    python tests/bench/bench_sinks.py [--rounds 7] [--mib 1024] [--dir FOLDER]
+    python tests/bench/bench_sinks.py [--rounds 7] [--mib 1024] [--hidden 7168] [--dir FOLDER] [--variants NAME ...]
 
 Each variant writes the same dump between two writes as they are shipped; ``x shipped`` is the median over the rounds of
 its speed over that of its neighbours. ``--dir /dev/shm/bench`` measures tmpfs.
@@ -24,8 +24,6 @@ from bench_storage import Write, make_samples, measure
 from on_disk import machine, options
 
 from storage.layout import Layout
-
-HIDDEN_SIZE = 7168
 
 
 def shared_memory(length: int) -> Any:
@@ -57,6 +55,7 @@ VARIANTS: Mapping[str, Patches] = {
     "6 buffers of 2 MiB": {"sinks.BUFFER_BYTES": 2 << 20, "sinks.BUFFERS": 6},
     "5 buffers of 8 MiB": {"sinks.BUFFER_BYTES": 8 << 20},
     "one write at a time": {"sinks.DEPTH": 1},
+    "claims are waited for": {"shard.ShardWriter._nearly_full": lambda writer, shard: False},
     "nothing allocated ahead": {"sinks.has_block_device": lambda fd: False},
     "only states are synced": {"localdisk.fsync_dir": nothing, "localdisk.os.fsync": sync_large},
     "no huge pages": {"sinks.aligned_memory": shared_memory},
@@ -79,20 +78,23 @@ def run(write: Callable[[], Write], patches: Patches) -> Write:
 
 def main() -> None:
     """Runs the bench."""
-    args = options(__doc__, rounds=7, mib=1024, mib_help="states in one write, MiB").parse_args()
+    parser = options(__doc__, rounds=7, mib=1024, mib_help="states in one write, MiB")
+    parser.add_argument("--hidden", type=int, default=7168, help="H")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="NAME")
+    args = parser.parse_args()
     args.dir.mkdir(parents=True, exist_ok=True)
-    layout = Layout(states=(2, 16, 29, "final"), hidden_size=HIDDEN_SIZE)
-    samples = make_samples(HIDDEN_SIZE, args.mib << 20)
-    print(f"{machine()}; {args.rounds} rounds; H = {HIDDEN_SIZE}, {args.mib} MiB")
-    ratios: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    writes: dict[str, list[Write]] = {name: [] for name in VARIANTS}
+    layout = Layout(states=(2, 16, 29, "final"), hidden_size=args.hidden)
+    samples = make_samples(args.hidden, args.mib << 20)
+    print(f"{machine()}; {args.rounds} rounds; H = {args.hidden}, {args.mib} MiB")
+    ratios: dict[str, list[float]] = {name: [] for name in args.variants}
+    writes: dict[str, list[Write]] = {name: [] for name in args.variants}
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
 
         def write() -> Write:
             return measure("hsdump-hashed", Path(folder) / "dump", layout, samples)
 
         before = run(write, {})
-        turns = args.rounds * list(VARIANTS)
+        turns = args.rounds * args.variants
         random.Random(0).shuffle(turns)
         for name in turns:
             found = run(write, VARIANTS[name])

@@ -11,6 +11,7 @@ import tempfile
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,10 +22,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_dumps import IDENTITY, LAYOUT, head_of, make_dump, states_of, write_whole
 
-from storage.claims import claim_next
+from storage.claims import claim_next, claimed_shards
 from storage.codecs import CODECS
 from storage.dump import create_dump, finalise, grow
-from storage.errors import AlreadyExists, LeaseLost, RowMismatch, StorageFull
+from storage.errors import AlreadyExists, LeaseLost, RowMismatch, StorageError, StorageFull
 from storage.files import Store
 from storage.layout import MISSING, Layout, claim_key, hidden_key, manifest_key
 from storage.manifest import Manifest, read_manifest, read_manifests
@@ -174,16 +175,46 @@ def test_a_full_shard_is_sealed_even_where_no_other_can_be_claimed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, writer = new_writer(tmp_path)
+
+    def only_the_first(store: Store, run_id: str, name: str, first: int) -> int:
+        if first > 0:
+            raise StorageFull("no space left")
+        return claim_next(store, run_id, name, first)
+
+    monkeypatch.setattr("storage.claims.claim_next", only_the_first)
     write_whole(writer, 0, states_of(LAYOUT, 0, 60))
-
-    def full(*args: Any) -> int:
-        raise StorageFull("no space left")
-
-    monkeypatch.setattr("storage.shard.claim_next", full)
     with pytest.raises(StorageFull):
         writer.place(head_of(1, 30))
     writer.settle()
     assert [sealed.rows for sealed in writer.take_sealed()] == [(0,)]
+
+
+def test_a_shard_is_claimed_while_the_one_before_it_is_filled(tmp_path: Path) -> None:
+    store, writer = new_writer(tmp_path)
+    writer.place(head_of(0, 40))
+    assert claimed_shards(store) == [0]
+    writer.place(head_of(1, 8))  # 48 of 64 rows
+    assert writer._claims._coming is not None
+    assert writer._claims._coming.result() == 1
+    writer.place(head_of(2, 20))  # doesn't fit
+    assert claimed_shards(store) == [0, 1]
+
+
+@pytest.mark.parametrize("deletable", [True, False])
+def test_a_claim_that_was_not_used_is_given_back_or_stays_empty(
+    deletable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, writer = new_writer(tmp_path)
+    write_whole(writer, 0, states_of(LAYOUT, 0, 50))
+    if not deletable:
+        monkeypatch.setattr(Store, "delete", Mock(side_effect=StorageError("no answer")))
+    writer.seal_all()
+    assert [sealed.rows for sealed in writer.take_sealed()] == [(0,)]
+    assert claimed_shards(store) == ([0] if deletable else [0, 1])
+    write_whole(writer, 1, states_of(LAYOUT, 1, 50))
+    monkeypatch.undo()
+    writer.seal_all()
+    assert [m.shard for m in read_manifests(store)] == [0, 1 if deletable else 2]
 
 
 def test_a_fuller_shard_waits_for_its_unfinished_sample(tmp_path: Path) -> None:
@@ -394,7 +425,7 @@ from made_dumps import *
 store = Store(sys.argv[1])
 create_dump(store, IDENTITY, LAYOUT, {})
 writer = ShardWriter(store, LAYOUT, "run", "writer-0", 1 << 30)
-write_whole(writer, 0, states_of(LAYOUT, 0, 30))
+write_whole(writer, 0, states_of(LAYOUT, 0, 10))
 writer.place(head_of(1, 30))
 writer.write(1, 0, np.ascontiguousarray(states_of(LAYOUT, 1, 30)[:, :16]))
 print("mid shard", flush=True)
