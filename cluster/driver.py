@@ -113,7 +113,7 @@ class Driver:
             self._start_coordinator()
             self._staff.begin(nodes, self._coordinator)
             summary = self._loop()
-            self._keep_statistics()
+            self._keep_last_status()
             if self._reports_wait:
                 self._write_reports()
             return summary
@@ -245,10 +245,12 @@ class Driver:
         else:
             self._reports_wait = False
 
-    def _keep_statistics(self) -> None:
+    def _keep_last_status(self) -> None:
         """What the engines that still live say at the end; without an answer, what they said last."""
         with contextlib.suppress(RayError, StorageError):
-            self._statistics.take(ray.get(self._coordinator.status.remote(), timeout=_LAST_WORD_S).engines)
+            status = ray.get(self._coordinator.status.remote(), timeout=_LAST_WORD_S)
+            self._watch.ended(status)
+            self._statistics.take(status.engines)
         with contextlib.suppress(StorageError):
             self._statistics.write()
 

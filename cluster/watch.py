@@ -92,6 +92,11 @@ class Watch:
             self._line_s = now_s
             LOGGER.info("%s", progress_line(pace, loading), extra={"fields": progress_fields(pace, loading)})
 
+    def ended(self, status: Status) -> None:
+        """The status after the last commit: the timeline's last point, however near to the one before."""
+        now_s = self._clock()
+        self._add_point(self._pacer.look(status, now_s), now_s)
+
     def summary(self, summary: RunSummary) -> None:
         """How the run ended, in one structured line."""
         counts, seconds = summary.counts, summary.work_s
@@ -114,10 +119,16 @@ class Watch:
         LOGGER.info("%s", line, extra={"fields": fields})
 
     def _keep(self, pace: Pace, now_s: float) -> None:
-        """A point of the timeline."""
+        """Every so many looks, a point of the timeline."""
         self._looks += 1
         if self._looks % self._every:
             return
+        self._add_point(pace, now_s)
+        if len(self.timeline) > _POINTS:
+            del self.timeline[1::2]
+            self._every *= 2
+
+    def _add_point(self, pace: Pace, now_s: float) -> None:
         status = pace.status
         self.timeline.append(
             {
@@ -134,9 +145,6 @@ class Watch:
                 "bottleneck": pace.bottleneck,
             }
         )
-        if len(self.timeline) > _POINTS:
-            del self.timeline[1::2]
-            self._every *= 2
 
 
 def progress_fields(pace: Pace, loading: Mapping[str, float]) -> dict[str, Any]:

@@ -88,6 +88,15 @@ def test_the_proof_is_in_the_dump(collected):
     assert {check["status"] for check in report["checks"]} == {"passed"}
 
 
+def test_the_timeline_reaches_the_end(collected):
+    _, dump, _ = collected
+    last = json.loads((dump / "run.json").read_text())["timeline"][-1]
+    assert last["committed_tokens"] == sum(s.tokens for s in open_dump(str(dump)))
+    assert (last["engines"], last["bottleneck"]) == (1, "nothing")
+    assert last["busy_s"] > 0
+    assert last["seal_s"] > 0
+
+
 def test_what_the_states_looked_like_is_in_the_dump(collected):
     _, dump, _ = collected
     ((engine,),) = (

@@ -132,6 +132,16 @@ def test_a_log_gets_a_structured_line_every_ten_seconds(capsys):
     assert [point["captured_tokens"] for point in timeline] == [0, 500, 1000, 1500, 2000]
 
 
+def test_the_timeline_ends_with_the_last_commit():
+    clock = Clock()
+    with Watch(console=Console(file=io.StringIO(), force_terminal=False), clock=clock) as watch:
+        watch._every = 4
+        watch.update(status(1000), {}, {})
+        clock.now_s = 2.5
+        watch.ended(status(10_000, committed=10_000))
+    assert [(point["s"], point["committed_tokens"]) for point in watch.timeline] == [(2.5, 10_000)]
+
+
 def test_json_lines_are_objects_with_the_same_figures(capsys):
     watched(Console(file=io.StringIO(), force_terminal=True), json_logs=True)
     first, _, message = map(json.loads, capsys.readouterr().out.splitlines())
