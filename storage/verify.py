@@ -6,7 +6,7 @@ prints them decides how.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +15,10 @@ import numpy.typing as npt
 import xxhash
 
 from storage.dump import read_header
-from storage.encoded import Entries, read_index, read_states
+from storage.encoded import Entries, read_index
 from storage.errors import CorruptDump, OutputError
 from storage.files import Store
 from storage.layout import (
-    FLOAT8,
     SCALE_TYPE,
     TOKEN_COLUMNS,
     Layout,
@@ -37,16 +36,10 @@ from storage.manifest import (
 )
 from storage.verify_columns import wrong_columns
 from storage.verify_items import VerifyItem, work_items
+from storage.verify_states import SeenState, StateReader
 from storage.whole_prompts import WholePrompts
 
 __all__ = ["Problem", "ShardFindings", "VerifyItem", "run_item", "work_items"]
-
-READ_BYTES = 2 << 20
-"""Read, hashed and looked at in one go: small enough to stay in the cache meanwhile."""
-REMOTE_READ_BYTES = 32 << 20
-"""Read in one request from an object store."""
-INFINITY_BITS = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F80_0000, FLOAT8: 0x7F}
-"""Bits of +infinity, or of NaN where there is none: with the sign bit off, every non-finite value is at least this."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +93,6 @@ class _Check:
     problems: list[Problem] = field(default_factory=list)
     read_bytes: int = 0
 
-    @property
-    def piece_rows(self) -> int:
-        """Rows of one state that are read at a time: whole inner chunks."""
-        return max(READ_BYTES // self.layout.chunk_bytes, 1) * self.layout.chunk_rows
-
     def say(self, what: str, sample: ManifestSample | None = None) -> None:
         row, sample_id = (sample.row, sample.sample_id) if sample else (None, None)
         self.problems.append(Problem(what, self.manifest.shard, row, sample_id))
@@ -115,13 +103,13 @@ class _Check:
 
 
 def run_item(item: VerifyItem) -> ShardFindings:
-    """Checks one shard, reading it once in small pieces.
+    """Checks one shard, reading it once in small pieces, from the disk itself rather than from the page cache.
 
     Raises:
         OutputError: the dump can't be seen from here.
         StorageError: the storage fails; what is wrong with the dump itself is in the findings.
     """
-    store = Store(item.dump_url)
+    store = Store(item.dump_url, page_cache=False)
     layout = read_header(store).layout
     try:
         manifest = read_manifest(store, item.shard)
@@ -177,9 +165,9 @@ def _check_states(check: _Check) -> None:
     _check_index(check, key, index)
     if layout.quantised and not _read_scales(check):
         return
-    for sample in check.chosen:
-        for k in range(layout.num_states):
-            _check_state(check, key, sample, k)
+    reader = StateReader(check.store, layout, check.manifest.shard, check.entries)
+    for sample, k, seen in reader.look(check.chosen):
+        _check_state(check, sample, k, seen)
 
 
 def _read_scales(check: _Check) -> bool:
@@ -242,59 +230,25 @@ def _check_index(check: _Check, key: str, expected: ShardIndex) -> None:
         check.say(f"the index of {key} is damaged ({own}): zarr readers can't read the sample", sample)
 
 
-def _pieces(check: _Check, key: str, sample: ManifestSample, k: int) -> Iterator[npt.NDArray[np.uint8]]:
-    """Bytes of one state of a sample, padding included; the yielded array is used again."""
-    layout = check.layout
-    slots = layout.slots(sample.kept)
-    offset = layout.run_offset(sample.offset, slots, k, 0)
-    length = slots * layout.chunk_bytes
-    look = check.piece_rows * layout.row_bytes
-    step = look if check.store.local_root else max(REMOTE_READ_BYTES // look, 1) * look
-    buffer = np.empty(min(step, length), np.uint8)
-    for start in range(0, length, step):
-        piece = buffer[: min(step, length - start)]
-        if check.entries is None:
-            check.store.read_range_into(key, offset + start, piece.data)
-        else:
-            slot = sample.first_slot + start // layout.chunk_bytes
-            chunks = check.entries[slot : slot + piece.size // layout.chunk_bytes, k]
-            read_states(check.store, layout, check.manifest.shard, chunks, piece)
-        check.read_bytes += piece.size
-        for at in range(0, piece.size, look):
-            yield piece[at : at + look]
-
-
-def _check_state(check: _Check, key: str, sample: ManifestSample, k: int) -> None:
-    layout, state = check.layout, check.layout.states[k]
-    digest = xxhash.xxh3_64()
-    infinity = INFINITY_BITS[layout.element_type]
-    sign_off = layout.storage_dtype.type((1 << (8 * layout.itemsize - 1)) - 1)
-    scratch = np.empty((check.piece_rows, layout.hidden_size), layout.storage_dtype)
-    row, bad_rows, largest = 0, [], 0
-    try:
-        for piece in _pieces(check, key, sample, k):
-            digest.update(piece.data)
-            bits = piece.view(layout.storage_dtype).reshape(-1, layout.hidden_size)
-            row_max = np.bitwise_and(bits, sign_off, out=scratch[: len(bits)]).max(axis=1)
-            bad_rows += (row + np.flatnonzero(row_max >= infinity)).tolist()
-            largest = max(largest, int(row_max.max()))
-            row += len(bits)
-    except CorruptDump as exc:
-        check.say(f"state {state}: {exc}", sample)
+def _check_state(check: _Check, sample: ManifestSample, k: int, seen: SeenState) -> None:
+    state = check.layout.states[k]
+    check.read_bytes += seen.bytes
+    if seen.error is not None:
+        check.say(f"state {state}: {seen.error}", sample)
         return
     if check.scales is not None:
-        start = sample.first_slot * layout.chunk_rows
+        start = sample.first_slot * check.layout.chunk_rows
         scales = np.ascontiguousarray(check.scales[start : start + sample.kept, k])
-        digest.update(scales.tobytes())
+        seen.digest.update(scales.tobytes())
         if not (np.isfinite(scales) & (scales > 0)).all():
             check.say(f"state {state}: a scale isn't a positive number", sample)
-    if digest.hexdigest() != sample.xxh3[k]:
-        check.say(f"state {state}: xxh3 is {digest.hexdigest()}, the manifest says {sample.xxh3[k]}", sample)
-    if bad_rows:
-        check.say(
-            f"state {state}: not finite at {len(bad_rows)} tokens, first at token {bad_rows[0]}", sample
-        )
-    if largest == 0:
+    found = seen.digest.hexdigest()
+    if found != sample.xxh3[k]:
+        check.say(f"state {state}: xxh3 is {found}, the manifest says {sample.xxh3[k]}", sample)
+    if seen.bad_rows:
+        count, first = len(seen.bad_rows), seen.bad_rows[0]
+        check.say(f"state {state}: not finite at {count} tokens, first at token {first}", sample)
+    if seen.largest == 0:
         check.say(f"state {state}: all zero", sample)
 
 

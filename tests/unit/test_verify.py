@@ -206,7 +206,7 @@ def test_an_all_zero_state_is_found(tmp_path: Path, bits: int) -> None:
 
 
 def test_shards_are_read_in_bounded_pieces(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.verify.READ_BYTES", 3 * LAYOUT.row_bytes)
+    monkeypatch.setattr("storage.verify_states.LOOK_BYTES", 3 * LAYOUT.row_bytes)
     assert problems_of(store) == []
     edit(store, hidden_key(0), "flip", offset_of(store, 2, 1, 20 * LAYOUT.row_bytes))
     assert rows_of(problems_of(store)) == {2}
