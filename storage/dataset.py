@@ -22,10 +22,12 @@ class LazyDump:
         url: where it is.
         states: which states are read, in the order along K; None for all that are stored.
         check: everything that is read is held against its hash in the manifests.
-        page_cache: states on a local disk are read through the page cache.
+        page_cache: states on a local disk are read through the page cache; None as `open_dump` decides.
     """
 
-    def __init__(self, url: str, states: Sequence[State] | None, check: bool, page_cache: bool) -> None:
+    def __init__(
+        self, url: str, states: Sequence[State] | None, check: bool, page_cache: bool | None
+    ) -> None:
         self.url = Store(url).url
         self.states = None if states is None else tuple(states)
         self.check, self.page_cache = check, page_cache
@@ -102,11 +104,15 @@ class DumpDataset(LazyDump, Dataset[dict[str, Any]]):
         url: local path or fsspec URL of a dump.
         states: which states, in the order along K; None for all that are stored.
         check: hold everything that is read against its hash in the manifests.
-        page_cache: False reads states past it, as in `open_dump`.
+        page_cache: whether states are read through it, as in `open_dump`; None decides by the dump's size.
     """
 
     def __init__(
-        self, url: str, states: Sequence[State] | None = None, check: bool = True, page_cache: bool = True
+        self,
+        url: str,
+        states: Sequence[State] | None = None,
+        check: bool = True,
+        page_cache: bool | None = None,
     ) -> None:
         super().__init__(url, states, check, page_cache)
 

@@ -8,9 +8,11 @@ pages, into which a copy is half as fast again.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import weakref
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,17 @@ KEEP_BYTES = 512 << 20
 """Idle memory that a process keeps."""
 WASTE = 4
 """A piece isn't used for less than this part of it."""
+
+MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""Of this container, page cache included, where cgroups v2 are mounted; ``max`` is none."""
+
+
+def memory_bytes() -> int:
+    """Memory of this machine, or of its container where that has less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):
+        return min(machine, int(MEMORY_LIMIT.read_text(encoding="ascii")))
+    return machine
 
 
 class ReadMemory:

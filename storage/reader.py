@@ -19,12 +19,16 @@ from storage.files import Store
 from storage.identity import Identity
 from storage.layout import Layout
 from storage.read_check import ReadCheck
+from storage.read_memory import memory_bytes
 from storage.sample import Sample
 from storage.table import committed_table, current_table
 from storage.whole_prompts import WholePrompts
 
 NEAR_IDS_AMONG = 20_000
 """Ids that are compared for the hint in a KeyError: enough to help, few enough to be quick."""
+CACHED_SHARE = 0.5
+"""Of the memory, that a dump may take and still be read through the page cache: a larger one would be evicted before it
+is read again, and other files with it."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +57,9 @@ class Dump(Sequence[Sample]):
         places: where the committed samples are.
     """
 
-    def __init__(self, store: Store, check: bool = True) -> None:
+    def __init__(self, store: Store, check: bool = True, page_cache: bool | None = None) -> None:
         self.url = store.url
         self.header = read_header(store)
-        self._store = store
-        self._check = ReadCheck(store, self.header.layout) if check else None
-        self._indices = IndexCache(store, self.header.layout)
-        self._prompts = WholePrompts(store)
         table = current_table(store)
         if table is None:
             table = committed_table(self.header.layout, counting(read_places(store)))
@@ -68,6 +68,17 @@ class Dump(Sequence[Sample]):
         self._ids: list[str] = held["sample_id"].to_pylist()
         self.places = Places(*(held[name].to_numpy().astype(np.int64) for name in PLACE_COLUMNS))
         self._numbers: dict[str, int] | None = None
+        if page_cache is None:
+            page_cache = self.bytes <= CACHED_SHARE * memory_bytes()
+        self._store = store if page_cache else Store(store.url, page_cache=False)
+        self._check = ReadCheck(self._store, self.layout) if check else None
+        self._indices = IndexCache(self._store, self.layout)
+        self._prompts = WholePrompts(self._store)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the committed states before compression, padding apart."""
+        return int(self.places.kept.sum()) * self.layout.bytes_per_token
 
     @property
     def layout(self) -> Layout:
@@ -124,17 +135,18 @@ class Dump(Sequence[Sample]):
             ) from None
 
 
-def open_dump(url: str, check: bool = True, page_cache: bool = True) -> Dump:
+def open_dump(url: str, check: bool = True, page_cache: bool | None = None) -> Dump:
     """Opens a dump, finished or not; of an unfinished one it shows what is committed by now.
 
     Args:
         url: local path or fsspec URL.
         check: hold everything that is read against its hash in the manifests.
         page_cache: False reads states from a local disk past the page cache (O_DIRECT): faster, for less CPU time,
-            and nothing else is evicted, but every epoch reads from the disk. For dumps larger than memory.
+            and nothing else is evicted, but every epoch reads from the disk. True reads through it. None reads
+            through it if the dump takes at most half of this machine's, or its container's, memory.
 
     Raises:
         OutputError: there is no dump.
         CorruptDump, StorageError: it can't be read.
     """
-    return Dump(Store(url, page_cache), check)
+    return Dump(Store(url), check, page_cache)

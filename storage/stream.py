@@ -81,7 +81,7 @@ class DumpStream(LazyDump, IterableDataset[dict[str, Any]]):
         prefetch_bytes: bytes that may be read ahead; one item is always read, however large.
         threads: that read ahead.
         check: hold everything that is read against its hash in the manifests.
-        page_cache: False reads states past it, as in `storage.open_dump`.
+        page_cache: whether states are read through it, as in `storage.open_dump`; None decides by the dump's size.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -102,7 +102,7 @@ class DumpStream(LazyDump, IterableDataset[dict[str, Any]]):
         prefetch_bytes: int = 256 << 20,
         threads: int = 4,
         check: bool = True,
-        page_cache: bool = True,
+        page_cache: bool | None = None,
     ) -> None:
         super().__init__(url, states, check, page_cache)
         self.shuffle, self.seed, self.window = shuffle, seed, window

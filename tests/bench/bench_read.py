@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench_storage import make_samples
 from on_disk import cpu_s, keep_rows, machine, options
-from readers import RANDOM, SEQUENTIAL, Corpus, Reader
+from readers import PAST_PAGE_CACHE, RANDOM, SEQUENTIAL, Corpus, Reader
 from storage_writers import hsdump_hashed, safetensors_per_sample, torch_per_sample
 
 import storage
@@ -115,7 +115,7 @@ def bench(
 ) -> list[Row]:
     """All readers in turn, several times over."""
     readers = SEQUENTIAL if pattern == "sequential" else RANDOM
-    readers = {name: read for name, read in readers.items() if cold or not name.endswith("-direct")}
+    readers = {name: read for name, read in readers.items() if cold or name not in PAST_PAGE_CACHE}
     if only is not None:
         readers = {name: read for name, read in readers.items() if name in ("raw", *only)}
     order = list(range(len(corpus.samples)))

@@ -97,12 +97,12 @@ def _buffer(length: int) -> memoryview:
 
 def stream(corpus: Corpus, order: Sequence[int]) -> None:
     """`DumpStream`, which reads ahead in threads; it has orders of its own."""
-    _stream(corpus, order)
+    _stream(corpus, order, page_cache=True)
 
 
 def stream_unchecked(corpus: Corpus, order: Sequence[int]) -> None:
     """The same without holding the bytes against their hashes."""
-    _stream(corpus, order, check=False)
+    _stream(corpus, order, page_cache=True, check=False)
 
 
 def stream_direct(corpus: Corpus, order: Sequence[int]) -> None:
@@ -118,7 +118,7 @@ def _stream(corpus: Corpus, order: Sequence[int], **options: Any) -> None:
 
 def dataset(corpus: Corpus, order: Sequence[int]) -> None:
     """`DumpDataset`, one sample after the other in this thread."""
-    items = storage.DumpDataset(str(corpus.dump))
+    items = storage.DumpDataset(str(corpus.dump), page_cache=True)
     for i in order:
         touch_tensor(items[i]["hidden_states"])
 
@@ -178,6 +178,8 @@ SEQUENTIAL: dict[str, Reader] = {
     "safetensors": safetensors_files,
     "torch-load": torch_files,
 }
+PAST_PAGE_CACHE = frozenset({"raw-direct", "hsdump-direct", "hsdump-verify"})
+"""These read from the disk, warm or not."""
 RANDOM: dict[str, Reader] = {
     **SEQUENTIAL,
     "hsdump": dataset,

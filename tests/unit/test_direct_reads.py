@@ -16,7 +16,9 @@ from made_dumps import make_dump
 import storage
 from storage import localdisk
 from storage.errors import CorruptDump
+from storage.files import Store
 from storage.layout import Layout, hidden_key
+from storage.verify import run_item, work_items
 
 WIDE = Layout(states=(0, 2), hidden_size=512, shard_rows=2048)
 """Chunks of 32 KiB, so that what is stored of a sample is whole blocks."""
@@ -47,6 +49,17 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int]]:
     return made
 
 
+def damage_last_sample(url: str, damage: str) -> None:
+    """Flips a bit in its last token, or cuts the shard there."""
+    sample = storage.open_dump(url)[3]
+    path = Path(url) / hidden_key(sample.shard)
+    data = bytearray(path.read_bytes())
+    last = WIDE.run_offset(sample.offset, WIDE.slots(1500), 1, 1499)
+    if damage == "flipped":
+        data[last] ^= 1
+    path.write_bytes(data if damage == "flipped" else data[:last])
+
+
 def test_states_are_read_past_the_page_cache_and_small_ranges_through_it(
     url: str, reads: list[tuple[bool, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +72,32 @@ def test_states_are_read_past_the_page_cache_and_small_ranges_through_it(
     large = [WIDE.sample_bytes(n) for n in LENGTHS if WIDE.sample_bytes(n) >= 1 << 20]
     assert sum(count for direct, count in reads if direct) == sum(large)
     assert max(count for direct, count in reads if direct) == 1 << 20
+
+
+@pytest.mark.parametrize(("spare_bytes", "past"), [(0, False), (-1, True)])
+def test_a_dump_of_more_than_half_of_the_memory_is_read_past_the_page_cache(
+    spare_bytes: int, past: bool, url: str, reads: list[tuple[bool, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory_bytes = 2 * sum(LENGTHS) * WIDE.bytes_per_token + spare_bytes
+    monkeypatch.setattr("storage.reader.memory_bytes", lambda: memory_bytes)
+    for read_all in (storage.DumpStream(url), storage.DumpDataset(url), storage.open_dump(url)):
+        reads.clear()
+        for number, sample in enumerate(read_all):
+            if isinstance(sample, storage.Sample):
+                sample.stack()
+            if number == len(LENGTHS) - 1:
+                break
+        assert any(direct for direct, _ in reads) == past
+
+
+def test_verify_reads_states_from_the_disk(url: str, reads: list[tuple[bool, int]]) -> None:
+    store = Store(url)
+    for item in work_items(store):
+        reads.clear()
+        assert run_item(item).problems == ()
+        assert sum(count for direct, count in reads if direct) == item.bytes
+    damage_last_sample(url, "flipped")
+    assert [problem.row for item in work_items(store) for problem in run_item(item).problems] == [3]
 
 
 def test_a_dataset_and_one_state_are_the_same_past_the_page_cache(url: str) -> None:
@@ -87,11 +126,6 @@ def test_where_direct_reads_are_refused_the_page_cache_is_used(
 )
 def test_damage_is_noticed_past_the_page_cache_too(url: str, damage: str, told: str) -> None:
     sample = storage.open_dump(url, page_cache=False)[3]
-    path = Path(url) / hidden_key(sample.shard)
-    data = bytearray(path.read_bytes())
-    last = WIDE.run_offset(sample.offset, WIDE.slots(1500), 1, 1499)
-    if damage == "flipped":
-        data[last] ^= 1
-    path.write_bytes(data if damage == "flipped" else data[:last])
+    damage_last_sample(url, damage)
     with pytest.raises(CorruptDump, match=told):
         sample.stack()

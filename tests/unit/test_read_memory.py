@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from storage.read_memory import SMALL_BYTES, ReadMemory
+from storage.read_memory import SMALL_BYTES, ReadMemory, memory_bytes
 
 LARGE = 3 * SMALL_BYTES
 
@@ -107,3 +108,18 @@ def test_a_forked_child_writes_to_pages_of_its_own() -> None:
         os._exit(0)
     os.waitpid(pid, 0)
     assert (array == 3).all()
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [("max\n", None), (f"{1 << 30}\n", 1 << 30), (f"{1 << 60}\n", None), (None, None)],
+)
+def test_a_container_has_no_more_memory_than_its_limit(
+    limit: str | None, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meminfo = Path("/proc/meminfo").read_text().split()
+    machine_bytes = int(meminfo[meminfo.index("MemTotal:") + 1]) << 10
+    monkeypatch.setattr("storage.read_memory.MEMORY_LIMIT", tmp_path / "memory.max")
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(limit)
+    assert memory_bytes() == (expected or machine_bytes)
