@@ -12,6 +12,9 @@ from actors.capture import adapter
 
 STANDIN = Path(__file__).with_name("standin")
 """Folder with the stand-in `sgl_kernel` package."""
+CPU_INFO = Path("/proc/cpuinfo")
+BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""What Linux calls instructions for bfloat16, on x86-64 and on Arm."""
 
 
 def has_driver() -> bool:
@@ -21,6 +24,18 @@ def has_driver() -> bool:
     except OSError:
         return False
     return True
+
+
+def slow_type(dtype: str) -> str | None:
+    """A warning where this CPU converts every value of the model's type; None elsewhere, and where nobody knows."""
+    if dtype != "bfloat16" or not CPU_INFO.exists():
+        return None
+    if BFLOAT16_FLAGS.intersection(CPU_INFO.read_text(encoding="utf-8").split()):
+        return None
+    return (
+        "this CPU has no instructions for bfloat16 and is slow at it; model.dtype: float32 is several times faster, "
+        "and states take twice the bytes"
+    )
 
 
 def prepare_environment() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from actors.capture.adapter import untried
+from actors.capture.cpu import slow_type
 from actors.capture.engine import EngineProcess
 from actors.capture.forwards import AT_LAYERS, OFF, PROOF
 from actors.capture.intake import Array, Intake
@@ -86,10 +87,11 @@ async def prove(
         )
         await _change_place(engine, intake, spec, tokens)
         checks = await _prove_all(engine, intake, spec, tokens)
+    warnings = [untried(str(sglang.__version__)), None if spec.gpus else slow_type(spec.dtype)]
     head = {
         "engine": spec.name,
         "sglang": str(sglang.__version__),
-        "warning": untried(str(sglang.__version__)),
+        "warning": "; ".join(filter(None, warnings)) or None,
         "model": str(intake.hooked[0]["model"]) if intake.hooked else model.architecture,
         "model_path": spec.model_path,
         "states": list(spec.capture.layout.states),

@@ -13,6 +13,7 @@ import os
 import random
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +24,11 @@ import numpy as np
 from bench_storage import Write, make_samples, measure
 from on_disk import machine, options
 
+from storage.claims import claim_next
 from storage.layout import Layout
+
+LATE_S = 0.1
+"""An object store's answer."""
 
 
 def shared_memory(length: int) -> Any:
@@ -45,6 +50,13 @@ def refused(*args: Any) -> None:
     """Instead of opening for direct writes."""
 
 
+def answered_late(*args: Any) -> int:
+    """A claim as an object store gives it."""
+    time.sleep(LATE_S)
+    return claim_next(*args)
+
+
+WAITED_FOR = {"shard.ShardWriter._nearly_full": lambda writer, shard: False}
 Patches = Mapping[str, Any]
 """Name below the package ``storage`` -> what is there instead."""
 VARIANTS: Mapping[str, Patches] = {
@@ -55,7 +67,9 @@ VARIANTS: Mapping[str, Patches] = {
     "6 buffers of 2 MiB": {"sinks.BUFFER_BYTES": 2 << 20, "sinks.BUFFERS": 6},
     "5 buffers of 8 MiB": {"sinks.BUFFER_BYTES": 8 << 20},
     "one write at a time": {"sinks.DEPTH": 1},
-    "claims are waited for": {"shard.ShardWriter._nearly_full": lambda writer, shard: False},
+    "claims are waited for": WAITED_FOR,
+    "claims answered after 0.1 s": {"claims.claim_next": answered_late},
+    "claims answered after 0.1 s, waited for": {"claims.claim_next": answered_late, **WAITED_FOR},
     "nothing allocated ahead": {"sinks.has_block_device": lambda fd: False},
     "only states are synced": {"localdisk.fsync_dir": nothing, "localdisk.os.fsync": sync_large},
     "no huge pages": {"sinks.aligned_memory": shared_memory},
@@ -101,11 +115,11 @@ def main() -> None:
             before, after = run(write, {}), before
             writes[name].append(found)
             ratios[name].append((before.wall_s + after.wall_s) / 2 / found.wall_s)
-    print(f"{'variant':<32} {'MB/s':>6} {'x shipped':>9} {'CPU s/GB':>9}")
+    print(f"{'variant':<40} {'MB/s':>6} {'x shipped':>9} {'CPU s/GB':>9}")
     for name, found in writes.items():
         speed = statistics.median(w.mb_per_s for w in found)
         spent = statistics.median(w.cpu_s / (w.bytes / 1e9) for w in found)
-        print(f"{name:<32} {speed:>6.0f} {statistics.median(ratios[name]):>9.2f} {spent:>9.2f}")
+        print(f"{name:<40} {speed:>6.0f} {statistics.median(ratios[name]):>9.2f} {spent:>9.2f}")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ def collected(
 ) -> tuple[Path, Path, subprocess.CompletedProcess[str]]:
     """Run file, dump and the finished command."""
     folder = tmp_path_factory.mktemp("collect")
-    run = run_file(folder, smollm2, folder / "dump")
+    # Rows with every reason to skip one, and no more: bfloat16 is slow on a CPU that has no instructions for it.
+    run = run_file(folder, smollm2, folder / "dump", limit=42)
     before = shared_memory()
     done = hsdump("collect", run)
     assert done.returncode == 0, done.stdout + done.stderr
