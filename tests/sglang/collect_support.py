@@ -31,7 +31,7 @@ def run_file(folder: Path, model: Path, output: Path, **prompts: object) -> Path
     return path
 
 
-def hsdump(*arguments: object, timeout_s: float = 400) -> subprocess.CompletedProcess[str]:
+def hsdump(*arguments: object, timeout_s: float = 540) -> subprocess.CompletedProcess[str]:
     """One command to its end."""
     return subprocess.run(
         [sys.executable, "-m", "cluster", *map(str, arguments)],
