@@ -94,8 +94,9 @@ class Watch:
 
     def ended(self, status: Status) -> None:
         """The status after the last commit: the timeline's last point, however near to the one before."""
-        now_s = self._clock()
-        self._add_point(self._pacer.look(status, now_s), now_s)
+        if status.task == "capture":
+            now_s = self._clock()
+            self._add_point(self._pacer.look(status, now_s), now_s)
 
     def summary(self, summary: RunSummary) -> None:
         """How the run ended, in one structured line."""

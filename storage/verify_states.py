@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -93,7 +92,7 @@ class StateReader:
         ahead: deque[Future[Bytes]] = deque()
         for sample, k in states:
             for start in self._starts(sample):
-                ahead.append(pool.submit(partial(self._read, sample, k, start)))
+                ahead.append(pool.submit(self._read, sample, k, start))
                 if len(ahead) > 1:
                     yield ahead.popleft()
         yield from ahead

@@ -139,6 +139,7 @@ def test_the_timeline_ends_with_the_last_commit():
         watch.update(status(1000), {}, {})
         clock.now_s = 2.5
         watch.ended(status(10_000, committed=10_000))
+        watch.ended(replace(status(0), task="answer"))
     assert [(point["s"], point["committed_tokens"]) for point in watch.timeline] == [(2.5, 10_000)]
 
 
