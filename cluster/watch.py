@@ -138,11 +138,11 @@ class Watch:
                 "committed_tokens": status.committed_tokens,
                 "in_flight_bytes": sum(status.in_flight_bytes.values()),
                 "engines": len(status.engines),
-                "busy_s": round(sum(e.busy_s for e in status.engines), 1),
-                "waiting_s": round(sum(e.waiting_s for e in status.engines), 1),
-                "write_s": round(sum(w.figures.write_s for w in status.writers if w.figures), 1),
-                "seal_s": round(sum(w.figures.seal_s for w in status.writers if w.figures), 1),
-                "ring_wait_s": round(sum(e.figures.ring_wait_s for e in status.engines if e.figures), 1),
+                "busy_s": round(sum(e.busy_s for e in status.engines), 3),
+                "waiting_s": round(sum(e.waiting_s for e in status.engines), 3),
+                "write_s": round(sum(w.figures.write_s for w in status.writers if w.figures), 3),
+                "seal_s": round(sum(w.figures.seal_s for w in status.writers if w.figures), 3),
+                "ring_wait_s": round(sum(e.figures.ring_wait_s for e in status.engines if e.figures), 3),
                 "bottleneck": pace.bottleneck,
             }
         )

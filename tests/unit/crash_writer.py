@@ -4,7 +4,7 @@
 
 It does what a resume does: repairs, asks the manifests what is missing, and writes that. Before its operation number
 CRASH_AT on the storage (on local disks, the operating system's calls that change files) it kills itself, or after
--CRASH_AT milliseconds when that is negative; 0 never does, and ``manifest`` is before the first manifest.
+-CRASH_AT milliseconds when that is negative; 0 never does, and ``before`` and ``after`` mean its first manifest.
 """
 
 from __future__ import annotations
@@ -64,24 +64,26 @@ def die_at(operation: int, target: Any, names: Sequence[str]) -> None:
         setattr(target, name, counted(getattr(target, name)))
 
 
-def die_before_a_manifest() -> None:
-    """Every object of a shard is there by then, and nothing says so."""
+def die_at_a_manifest(moment: str) -> None:
+    """Before it, every object of a shard is there and nothing says so; after it, the shard is committed."""
     real = Store.put_if_absent
 
     def put(store: Store, key: str, data: bytes) -> None:
-        if key.startswith("manifest/"):
+        is_manifest = key.startswith("manifest/")
+        if is_manifest and moment == "before":
             die()
         real(store, key, data)
+        if is_manifest:
+            die()
 
     Store.put_if_absent = put  # type: ignore[method-assign]
 
 
 def main() -> None:
     url, rows, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    crash_at = 0 if sys.argv[4] == "manifest" else int(sys.argv[4])
-    if sys.argv[4] == "manifest":
-        die_before_a_manifest()
-    elif crash_at < 0:
+    moment = sys.argv[4]
+    crash_at = 0 if moment in ("before", "after") else int(moment)
+    if crash_at < 0:
         timer = threading.Timer(-crash_at / 1000, die)
         timer.daemon = True
         timer.start()
@@ -92,6 +94,8 @@ def main() -> None:
     store, rng = Store(url), random.Random(seed)
     layout = open_or_create(store, IDENTITY, LAYOUT, {}).layout
     remove_leftovers(store, find_leftovers(store))
+    if moment in ("before", "after"):
+        die_at_a_manifest(moment)  # of a writer: the repair wrote some that release what was claimed
     grow(store, 1)
     committed = committed_samples(read_manifests(store))
     missing = [row for row in range(rows) if row not in committed]
