@@ -24,7 +24,7 @@ from storage.prompts import ASKED, PromptTable
 
 pytestmark = pytest.mark.slow
 
-ROWS = 60
+ROWS = 40
 ANSWERS = 2
 
 
