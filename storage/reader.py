@@ -70,7 +70,8 @@ class Dump(Sequence[Sample]):
         self._numbers: dict[str, int] | None = None
         if page_cache is None:
             page_cache = self.bytes <= CACHED_SHARE * memory_bytes()
-        self._store = store if page_cache else Store(store.url, page_cache=False)
+        cached = page_cache or store.local_root is None  # there is none for an object store's reads
+        self._store = store if cached else Store(store.url, page_cache=False)
         self._check = ReadCheck(self._store, self.layout) if check else None
         self._indices = IndexCache(self._store, self.layout)
         self._prompts = WholePrompts(self._store)
