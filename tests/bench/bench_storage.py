@@ -4,9 +4,10 @@
 
 All writers write the same tensors, and each write ends when its bytes are durable. A disk, a virtual one above
 all, is now faster and now slower, so a raw write goes before and after each other write, and what counts is the ratio
-between neighbours: ``ratio_to_raw`` is the median over the pairs. hsdump gets ``--pairs`` of them, the others
-``--rounds``. The medians are printed and written to bench/out/storage.json. ``--dir`` must be on the disk that is to
-be measured. Speed is in bytes of states (padding apart); CPU seconds are of this process and its threads.
+between neighbours: ``ratio_to_raw`` is the median over the pairs. hsdump and the raw write of copied bytes get
+``--pairs`` of them, the others ``--rounds``. The medians are printed and written to bench/out/storage.json. ``--dir``
+must be on the disk that is to be measured. Speed is in bytes of states (padding apart); CPU seconds are of this process
+and its threads.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ NUM_STATES = 4
 MEAN_TOKENS, SIGMA, LONGEST = 1730, 0.7, 16_384
 SLOW = {"ckpt-gz": 24 << 20, "zarr-python-sharded": 512 << 20}
 """Writers that get only so many bytes."""
-OURS = ("hsdump", "hsdump-hashed")
+PAIRED = ("raw-copied", "hsdump", "hsdump-hashed")
+"""Writers that get more turns than the others."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,8 @@ def bench(hidden_size: int, rounds: int, pairs: int, total_bytes: int, folder: P
     """All writers in a random order, each between two raw writes."""
     layout = Layout(states=(2, 16, 29, "final"), hidden_size=hidden_size)
     samples = make_samples(hidden_size, total_bytes)
-    others = [name for name in WRITERS if name not in ("raw", *OURS)]
-    turns = pairs * list(OURS) + rounds * others
+    others = [name for name in WRITERS if name not in ("raw", *PAIRED)]
+    turns = pairs * list(PAIRED) + rounds * others
     random.Random(hidden_size).shuffle(turns)
     writes: dict[str, list[Write]] = {name: [] for name in WRITERS}
     ratios: dict[str, list[float]] = {name: [] for name in WRITERS}
@@ -158,7 +160,7 @@ def print_rows(rows: Sequence[Row]) -> None:
 def main() -> None:
     """Runs the bench."""
     parser = options(__doc__, rounds=3, mib=1536, mib_help="states in one write, MiB")
-    parser.add_argument("--pairs", type=int, default=15, help="writes of hsdump between raw ones")
+    parser.add_argument("--pairs", type=int, default=15, help="turns of hsdump and of copied bytes")
     parser.add_argument("--states", default="dump-demo", help="dump whose states the codecs are tried on")
     args = parser.parse_args()
     args.dir.mkdir(parents=True, exist_ok=True)

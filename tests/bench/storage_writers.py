@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,14 +42,38 @@ def raw(folder: Path, layout: Layout, samples: Sequence[States]) -> None:
     """
     source = aligned_memory(RAW_WRITE_BYTES)
     source[:] = np.resize(samples[0].view(np.uint8).ravel(), RAW_WRITE_BYTES)
+    _raw(folder, layout, samples, lambda at, count: source.data[:count])
+
+
+def raw_copied(folder: Path, layout: Layout, samples: Sequence[States]) -> None:
+    """The same, each write of bytes that were copied into its buffer just before: the least that new data takes."""
+    flat = max(samples, key=lambda states: states.nbytes).view(np.uint8).ravel()
+    buffers = threading.local()
+
+    def copied(at: int, count: int) -> memoryview:
+        if not hasattr(buffers, "mine"):
+            buffers.mine = aligned_memory(RAW_WRITE_BYTES)
+        start = at % (flat.size - count)
+        np.copyto(buffers.mine[:count], flat[start : start + count])
+        return buffers.mine.data[:count]
+
+    _raw(folder, layout, samples, copied)
+
+
+def _raw(
+    folder: Path, layout: Layout, samples: Sequence[States], piece: Callable[[int, int], memoryview]
+) -> None:
     with ThreadPoolExecutor(RAW_DEPTH) as pool:
         for number, shard in enumerate(_shards(layout, samples)):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT
             fd = os.open(folder / f"{number}", flags, 0o644)
             size = sum(layout.sample_bytes(s.shape[1]) for s in shard)
             os.posix_fallocate(fd, 0, size)
-            starts = range(0, size, RAW_WRITE_BYTES)
-            list(pool.map(lambda at: os.pwrite(fd, source.data[: size - at], at), starts))  # noqa: B023
+
+            def write(at: int, fd: int = fd, size: int = size) -> None:
+                os.pwrite(fd, piece(at, min(RAW_WRITE_BYTES, size - at)), at)
+
+            list(pool.map(write, range(0, size, RAW_WRITE_BYTES)))
             os.fsync(fd)
             os.close(fd)
     _fsync(folder)
@@ -155,6 +180,7 @@ PREPARE = {"hsdump": prepare, "hsdump-hashed": prepare}
 """What is done before the clock runs, instead of making an empty folder."""
 WRITERS: dict[str, Writer] = {
     "raw": raw,
+    "raw-copied": raw_copied,
     "hsdump": hsdump,
     "hsdump-hashed": hsdump_hashed,
     "zarr-python-sharded": zarr_python_sharded,
