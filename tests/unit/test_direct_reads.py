@@ -100,6 +100,16 @@ def test_verify_reads_states_from_the_disk(url: str, reads: list[tuple[bool, int
     assert [problem.row for item in work_items(store) for problem in run_item(item).problems] == [3]
 
 
+def test_an_object_store_has_no_page_cache_and_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = make_dump("memory://opened-once", LENGTHS, WIDE).url
+    opened = []
+    monkeypatch.setattr(
+        "storage.reader.Store", lambda *given, **options: opened.append(given) or Store(*given)
+    )
+    assert len(storage.open_dump(url, page_cache=False)) == len(LENGTHS)
+    assert opened == [(url,)]
+
+
 def test_a_dataset_and_one_state_are_the_same_past_the_page_cache(url: str) -> None:
     direct = storage.open_dump(url, page_cache=False)
     for mine, its in zip(storage.DumpDataset(url, [2], page_cache=False), direct, strict=True):
