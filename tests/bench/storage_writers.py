@@ -47,14 +47,16 @@ def raw(folder: Path, layout: Layout, samples: Sequence[States]) -> None:
 
 def raw_copied(folder: Path, layout: Layout, samples: Sequence[States]) -> None:
     """The same, each write of bytes that were copied into its buffer just before: the least that new data takes."""
-    flat = max(samples, key=lambda states: states.nbytes).view(np.uint8).ravel()
+    source = max(samples, key=lambda states: states.nbytes).view(np.uint8).ravel()
+    pieces = max(source.size // RAW_WRITE_BYTES, 1)
     buffers = threading.local()
 
     def copied(at: int, count: int) -> memoryview:
         if not hasattr(buffers, "mine"):
             buffers.mine = aligned_memory(RAW_WRITE_BYTES)
-        start = at % (flat.size - count)
-        np.copyto(buffers.mine[:count], flat[start : start + count])
+        start = at // RAW_WRITE_BYTES % pieces * RAW_WRITE_BYTES
+        given = source[start : start + count]
+        np.copyto(buffers.mine[: given.size], given)
         return buffers.mine.data[:count]
 
     _raw(folder, layout, samples, copied)

@@ -81,8 +81,8 @@ def die_at_a_manifest(moment: str) -> None:
 
 def main() -> None:
     url, rows, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    moment = sys.argv[4]
-    crash_at = 0 if moment in ("before", "after") else int(moment)
+    moment = sys.argv[4] if sys.argv[4] in ("before", "after") else None
+    crash_at = 0 if moment else int(sys.argv[4])
     if crash_at < 0:
         timer = threading.Timer(-crash_at / 1000, die)
         timer.daemon = True
@@ -94,7 +94,7 @@ def main() -> None:
     store, rng = Store(url), random.Random(seed)
     layout = open_or_create(store, IDENTITY, LAYOUT, {}).layout
     remove_leftovers(store, find_leftovers(store))
-    if moment in ("before", "after"):
+    if moment:
         die_at_a_manifest(moment)  # of a writer: the repair wrote some that release what was claimed
     grow(store, 1)
     committed = committed_samples(read_manifests(store))
